@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Final
 
-from trt_nvfp4.builder.roofline import Prediction
+from trt_nvfp4.builder.report.contents import Prediction, Roofline
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.plan import Plan
 
-PREFILL, DECODE = "prefill", "decode"
+PREFILL: Final = "prefill"
+DECODE = "decode"
 Predicted = Sequence[Prediction]
 
 
@@ -33,13 +34,13 @@ def note_profiles(plan: Plan, profiles: Mapping[str, Predicted]) -> None:
             subgraph.kernels += f"; {'; '.join(said[subgraph.name])}"
 
 
-def profiles_line(predicted: Mapping[str, Any]) -> str:
+def profiles_line(predicted: Roofline | None) -> str:
     """A decoder's two profiles in one line, from a report's `predicted`; empty where there are none."""
-    if PREFILL not in predicted:
+    if predicted is None or PREFILL not in predicted:
         return ""
     parts = []
-    for profile, key in ((PREFILL, PREFILL), (DECODE, "subgraphs")):
-        if entries := products(predicted.get(key) or []):
+    for profile, of in ((PREFILL, predicted["prefill"]), (DECODE, predicted["subgraphs"])):
+        if entries := products(of):
             total = sum(entry["predicted_us"]["nvfp4"] for entry in entries)
             rows = max(entry["tokens"] for entry in entries)
             parts.append(f"{profile} of {rows} row{'s' if rows != 1 else ''} {total:.3g} us")

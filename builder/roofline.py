@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict, final
 
+from trt_nvfp4.builder.report.contents import Prediction
 from trt_nvfp4.builder.word_clocks import SCHEDULERS, WORD_WEIGHTS, word_clocks
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
@@ -257,22 +257,6 @@ def roofline(bytes_moved: float, operations: float, limits: Limits, arithmetic: 
     """The larger of the two times."""
     memory, compute = bytes_moved / limits.bandwidth, operations / limits.operations_per_second(arithmetic)
     return Cost(max(memory, compute), bytes_moved, operations, "memory" if memory >= compute else "compute")
-
-
-@final
-class Prediction(TypedDict):
-    """The roofline of equal subgraphs, as reports hold it: the cost as planned, and least microseconds by what computes
-    them: "nvfp4" (as planned, whatever that is), "fp8" and "bf16"."""
-
-    names: list[str]
-    kind: str
-    decision: Decision
-    shapes: dict[str, int]
-    tokens: int
-    bytes: float
-    operations: float
-    bound: str
-    predicted_us: dict[str, float]
 
 
 def predict(plan: Plan, tokens: Mapping[str, int], limits: Limits, capabilities: Capabilities) -> list[Prediction]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.builder.export.decoder_contract import Decoder
+from trt_nvfp4.builder.report.contents import TokenBytes
 from trt_nvfp4.builder.roofline import KEPT, Limits, weights_read
 from trt_nvfp4.graph_passes.ir.nodes import FLOATS, constant_source, is_op
 from trt_nvfp4.graph_passes.load.source import SourceModel
@@ -21,50 +21,42 @@ _CACHED = {"float32": 4, "float16": 2, "bfloat16": 2}
 OTHERS = "norms, tables, biases and others"
 
 
-@dataclass
-class TokenBytes:
-    """Bytes read for one token of one sequence: `quantized` weights by decision, those `kept` in the model's type by
-    subgraph, and the caches of `cache_tokens` tokens. `at_most` is tokens per second at the GPU's published bandwidth,
-    with everything read once and nothing else done: a bound, and no prediction of a speed."""
-
-    gpu: str
-    quantized: dict[str, float] = field(default_factory=dict)
-    kept: dict[str, float] = field(default_factory=dict)
-    cache_tokens: int = 0
-    cache_bytes: float = 0.0
-    total: float = 0.0
-    at_most: float = 0.0
-
-
 def token_bytes(model: SourceModel, plan: Plan, decoder: Decoder, limits: Limits) -> TokenBytes:
     """For a plan of `model`, the decoder as it is planned (in 16 bits already where the plan says so).
 
     The caches count in full: TensorRT's attention reads their whole capacity. Of a table that ids are looked up in, one
     row counts.
     """
-    found = TokenBytes(limits.gpu, cache_tokens=decoder.capacity)
+    quantized: dict[str, float] = {}
+    kept: dict[str, float] = {}
     counted: set[str] = set()
     # A linear of an MLP that is replaced one by one stands in the plan twice.
     for entry in sorted(plan.subgraphs, key=lambda entry: entry.decision == Decision.KEEP):
         if entry.decision == Decision.BY_HAND:
-            found.quantized[entry.decision] = found.quantized.get(entry.decision, 0.0) + _constants(model.graph, entry)
+            quantized[entry.decision] = quantized.get(entry.decision, 0.0) + _constants(model.graph, entry)
             counted.update(entry.nodes)
         if "out_features" not in entry.shapes or not counted.isdisjoint(entry.nodes):
             continue
         counted.update(entry.nodes)
         if entry.lowering.weight_bytes is None:
-            found.kept[entry.name] = _weight_bytes(entry)
+            kept[entry.name] = _weight_bytes(entry)
         else:
-            found.quantized[entry.decision] = found.quantized.get(entry.decision, 0.0) + _weight_bytes(entry)
+            quantized[entry.decision] = quantized.get(entry.decision, 0.0) + _weight_bytes(entry)
     if others := sum(_other_constants(model.graph, counted)):
-        found.kept[OTHERS] = others
+        kept[OTHERS] = others
     item = _CACHED.get(decoder.cache_dtype, 1)
     sizes = zip(decoder.kv_heads, decoder.head_dim, decoder.value_head_dim, strict=True)
-    found.cache_bytes = float(item * decoder.capacity * sum(heads * (key + value) for heads, key, value in sizes))
-    found.kept = dict(sorted(found.kept.items(), key=lambda item: -item[1]))
-    found.total = sum(found.quantized.values()) + sum(found.kept.values()) + found.cache_bytes
-    found.at_most = limits.bandwidth / max(found.total, 1.0)
-    return found
+    cache_bytes = float(item * decoder.capacity * sum(heads * (key + value) for heads, key, value in sizes))
+    total = sum(quantized.values()) + sum(kept.values()) + cache_bytes
+    return {
+        "gpu": limits.gpu,
+        "quantized": quantized,
+        "kept": dict(sorted(kept.items(), key=lambda item: -item[1])),
+        "cache_tokens": decoder.capacity,
+        "cache_bytes": cache_bytes,
+        "total": total,
+        "at_most": limits.bandwidth / max(total, 1.0),
+    }
 
 
 def _constants(graph: ir.Graph, entry: PlannedSubgraph) -> float:

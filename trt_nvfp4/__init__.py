@@ -22,8 +22,10 @@ if TYPE_CHECKING:
         BuildResult,
         Component,
         Generator,
+        Inspection,
         Loop,
         Pipeline,
+        ProgressBar,
         SubgraphResult,
         bench,
         build,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
         inspect,
         plan,
         rewrite,
+        run,
         why,
     )
 
@@ -43,8 +46,10 @@ __all__ = [
     "BuildResult",
     "Component",
     "Generator",
+    "Inspection",
     "Loop",
     "Pipeline",
+    "ProgressBar",
     "SubgraphResult",
     "TrtNvfp4Error",
     "bench",
@@ -56,6 +61,7 @@ __all__ = [
     "inspect",
     "plan",
     "rewrite",
+    "run",
     "why",
 ]
 

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from typing_extensions import Unpack
 
 from trt_nvfp4.builder.accuracy import compare_files as comparing
-from trt_nvfp4.builder.accuracy import decoding
+from trt_nvfp4.builder.accuracy import decoding, runners
 from trt_nvfp4.builder.accuracy.compare import Comparison
 from trt_nvfp4.builder.accuracy.decoding import DecodingComparison
 from trt_nvfp4.builder.accuracy.metrics import Thresholds
 from trt_nvfp4.builder.bench import bench as benching
 from trt_nvfp4.builder.bench.result import Result as BenchResult
 from trt_nvfp4.builder.bench.subject import Request as BenchRequest
+from trt_nvfp4.builder.cli.console import ProgressBar
 from trt_nvfp4.builder.components import build as building_parts
-from trt_nvfp4.builder.components.build import PartsReport
 from trt_nvfp4.builder.components.manifest import Loop
+from trt_nvfp4.builder.components.parts_report import PartsReport
 from trt_nvfp4.builder.components.pipeline import Pipeline
 from trt_nvfp4.builder.components.user_modules import Component
 from trt_nvfp4.builder.export import without_plugins as standard
@@ -30,6 +31,7 @@ from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.progress import Progress, Silent
 from trt_nvfp4.builder.report import inspection
 from trt_nvfp4.builder.report import why as explaining
+from trt_nvfp4.builder.report.inspected import Inspection
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.builder.report.why import Why
 from trt_nvfp4.options import BuildOptions, PathLike, Shapes, request_of, shapes_of
@@ -40,8 +42,10 @@ __all__ = [
     "BuildResult",
     "Component",
     "Generator",
+    "Inspection",
     "Loop",
     "Pipeline",
+    "ProgressBar",
     "SubgraphResult",
     "bench",
     "build",
@@ -52,6 +56,7 @@ __all__ = [
     "inspect",
     "plan",
     "rewrite",
+    "run",
     "why",
 ]
 
@@ -255,6 +260,19 @@ def compare(
     )
 
 
+def run(model: PathLike, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The outputs of a model for one set of inputs, both by name.
+
+    Args:
+        model: An ONNX file, a rewritten one or a bundle, which ONNX Runtime runs on the CPU (plugins by their function
+            bodies, bfloat16 in float32); or an engine, on its GPU.
+
+    Raises:
+        TrtNvfp4Error, OSError: As `build`.
+    """
+    return runners.run(Path(model), inputs)
+
+
 def compare_steps(
     reference: PathLike,
     result: PathLike,
@@ -334,8 +352,8 @@ def inline_plugins(model: PathLike, output: PathLike) -> Path:
     return Path(output)
 
 
-def inspect(path: PathLike) -> dict[str, Any]:
-    """What a model, plan, report, bundle or engine holds, as `inspect-engine --json` prints it.
+def inspect(path: PathLike) -> Inspection:
+    """What a model, plan, report, bundle or engine holds; `kind` says which, and what else the result has.
 
     Raises:
         TrtNvfp4Error, OSError: As `build`.

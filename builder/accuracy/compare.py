@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 from polygraphy.backend.base import BaseRunner
 from polygraphy.comparator import IterationResult
-from polygraphy.exception import PolygraphyException
-from polygraphy.logger import G_LOGGER
 
 from trt_nvfp4.builder.accuracy.metrics import Agreement, Thresholds, in_float64, is_discrete
-from trt_nvfp4.builder.accuracy.runners import Side, with_byte_caches
-from trt_nvfp4.builder.errors import BUILD_FAILED, USAGE, VERIFICATION_FAILED, BuilderError
+from trt_nvfp4.builder.accuracy.runners import Side, infer, quiet, with_byte_caches
+from trt_nvfp4.builder.errors import USAGE, VERIFICATION_FAILED, BuilderError
 from trt_nvfp4.calibration.samples.samples import InputSpec, save_sample
 from trt_nvfp4.plugins.ops.definition import shapes_fit
 
@@ -110,15 +108,13 @@ def compare(
     rows: list[tuple[str, Agreement]] = []
     judged: list[Agreement] = []
     any_input = False
-    # Above critical: what Polygraphy raises it logs as well, with a word on stdout about colours.
-    quiet = G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1)
     # What is not finite is said below.
     unwarned = np.errstate(invalid="ignore", over="ignore")
-    with quiet, unwarned, reference.runner(inner) as first, result.runner(inner) as second:
+    with quiet(), unwarned, reference.runner(inner) as first, result.runner(inner) as second:
         specs, byte_caches = _check_same_inputs(reference, first, result, second)
         for number, sample in enumerate(samples(specs)):
-            expected = _infer(reference, first, sample, advice)
-            actual = _infer(result, second, with_byte_caches(sample, byte_caches), advice)
+            expected = infer(reference, first, sample, advice)
+            actual = infer(result, second, with_byte_caches(sample, byte_caches), advice)
             if number == 0:
                 rows = _rows(reference, expected, result, actual, inner, with_kl)
                 outcome.agreements = [row for _, row in rows]
@@ -234,16 +230,6 @@ def _missed(thresholds: Thresholds, expected: np.ndarray, actual: np.ndarray) ->
 def _outputs(side: Side, results: IterationResult) -> set[str]:
     """The model's own outputs among the results, which hold inner tensors of an ONNX model too."""
     return set(results) if side.model is None else side.outputs()
-
-
-def _infer(side: Side, runner: BaseRunner, sample: Sample, advice: str) -> IterationResult:
-    try:
-        outputs = runner.infer(feed_dict=dict(sample))
-    except PolygraphyException as error:
-        raise BuilderError(USAGE, f"{side.path}: cannot run on these samples: {error}{advice}") from error
-    except Exception as error:  # ONNX Runtime's own error types
-        raise BuilderError(BUILD_FAILED, f"{side.path}: failed while it ran: {str(error).strip()}{advice}") from error
-    return IterationResult(outputs, runner_name=runner.name)
 
 
 def _check_same_inputs(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -15,6 +14,7 @@ from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.generate.loop import Runner, advance, check, prefill
 from trt_nvfp4.builder.generate.open import opened, tokenizer_folder
 from trt_nvfp4.builder.generate.tokenizer import Tokenizer
+from trt_nvfp4.builder.report.contents import DecodingAgreement
 from trt_nvfp4.common.metrics import kl_divergence
 
 #: Of prompts that are drawn: so many, of these lengths.
@@ -53,14 +53,16 @@ class DecodingComparison:
         """Share of the tokens that are the same, over all steps and prompts."""
         return float(np.mean([step.top1 for step in self.steps]))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> DecodingAgreement:
         return {
             "reference": self.names[0],
             "result": self.names[1],
             "prompts": self.prompts,
             "kl": self.kl,
             "top1": self.top1,
-            "steps": [asdict(step) for step in self.steps],
+            "steps": [
+                {"step": step.step, "kl": step.kl, "kl_worst": step.kl_worst, "top1": step.top1} for step in self.steps
+            ],
         }
 
 

@@ -18,6 +18,7 @@ from polygraphy.comparator import (
 from rich.table import Table
 
 from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.report.contents import TensorAgreement
 from trt_nvfp4.builder.report.tables import grid
 from trt_nvfp4.common.metrics import cosine, kl_divergence
 
@@ -96,13 +97,26 @@ class Agreement:
         """In every sample: there is nothing to agree on."""
         return self._values == 0
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON, which knows neither NaN nor infinity: those become null (`sqnr_db` of equal tensors is)."""
-        shown = {key: value for key, value in vars(self).items() if not key.startswith("_") and key != "with_kl"}
+    def as_dict(self) -> TensorAgreement:
+        """For JSON (see `for_json`)."""
         return {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in shown.items()
+            "name": self.name,
+            "kind": self.kind,
+            "discrete": self.discrete,
+            "cosine": for_json(self.cosine),
+            "sqnr_db": for_json(self.sqnr_db),
+            "max_abs": for_json(self.max_abs),
+            "max_rel": for_json(self.max_rel),
+            "argmax": self.argmax,
+            "equal": self.equal,
+            "kl": None if self.kl is None else for_json(self.kl),
+            "worst_sample": self.worst_sample,
         }
+
+
+def for_json(value: float) -> float | None:
+    """JSON knows neither NaN, what cannot be measured, nor infinity, the SQNR of equal tensors: those become null."""
+    return value if math.isfinite(value) else None
 
 
 def is_discrete(values: np.ndarray) -> bool:

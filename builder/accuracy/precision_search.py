@@ -16,15 +16,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from trt_nvfp4.builder.accuracy.budget import Budget, Score
+from trt_nvfp4.builder.accuracy.metrics import for_json
 from trt_nvfp4.builder.accuracy.runners import session, session_of, with_byte_caches
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
 from trt_nvfp4.builder.pipeline.progress import Progress
+from trt_nvfp4.builder.report.contents import BudgetOutcome, WeighedPrecision
 from trt_nvfp4.builder.roofline import LIMITS, subgraph_cost
 from trt_nvfp4.builder.targets import Target
 from trt_nvfp4.calibration.recipes import parse
@@ -65,17 +67,24 @@ class Option:
     op: str = ""
     worst_output: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> WeighedPrecision:
         """For JSON."""
-        return {**vars(self), "loss": _for_json(self.loss), "value": _for_json(self.value)}
+        return {
+            "decision": self.decision,
+            "seconds": self.seconds,
+            "loss": for_json(self.loss),
+            "value": for_json(self.value),
+            "op": self.op,
+            "worst_output": self.worst_output,
+        }
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The plan that meets the budget, and the numbers behind it, for the report; what the user should know of them."""
+    """The plan that meets the budget, and the numbers behind it (`outcome`); what the user should know of them."""
 
     plan: Plan
-    numbers: dict[str, Any]
+    outcome: BudgetOutcome
     warnings: list[str]
 
 
@@ -278,25 +287,25 @@ def choose_precisions(
     others = {entry.name: len(group) - 1 for group in groups for entry, _ in group}
     entries = [_decided(entry, chosen, options, budget, others.get(entry.name, 0)) for entry in plan.subgraphs]
     entries = settle_layers(entries, found)
-    numbers = {
+    outcome: BudgetOutcome = {
         "budget": str(budget),
         "metric": budget.metric,
-        "achieved": _for_json(tried[index].value),
+        "achieved": for_json(tried[index].value),
         "worst_output": tried[index].worst_output,
         "held_out_samples": len(verifying),
         "choosing_samples": len(recorded),
-        "predicted_loss": _for_json(sum(option.loss for option in rows[index].values())),
+        "predicted_loss": for_json(sum(option.loss for option in rows[index].values())),
         "roofline_us": sum(option.seconds for option in chosen.values()) * 1e6,
         "subgraphs": {name: [option.as_dict() for option in choices] for name, choices in options.items()},
         "tried": [
-            {"roofline_us": sum(o.seconds for o in mixes[i].values()) * 1e6, "achieved": _for_json(tried[i].value)}
+            {"roofline_us": sum(o.seconds for o in mixes[i].values()) * 1e6, "achieved": for_json(tried[i].value)}
             for i in sorted(tried)
         ],
     }
     warnings = []
     if trials.left_out:
         warnings.append(f"--accuracy-budget counts floating-point outputs alone, and not {', '.join(trials.left_out)}")
-    return Choice(replace(plan, subgraphs=entries), numbers, warnings)
+    return Choice(replace(plan, subgraphs=entries), outcome, warnings)
 
 
 def sharing(planned: Iterable[Planned]) -> list[list[Planned]]:
@@ -434,11 +443,6 @@ def first(count: int, meets: Callable[[int], bool]) -> int | None:
         else:
             low = middle + 1
     return found
-
-
-def _for_json(number: float) -> float | None:
-    """JSON knows neither NaN, what cannot be measured, nor infinity, the SQNR of what is kept: those become null."""
-    return number if math.isfinite(number) else None
 
 
 def _decided(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +15,11 @@ import numpy as np
 import onnx
 from polygraphy.backend.base import BaseRunner
 from polygraphy.backend.onnxrt import OnnxrtRunner
+from polygraphy.comparator import IterationResult
+from polygraphy.exception import PolygraphyException
+from polygraphy.logger import G_LOGGER
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.export.layer_caches import with_layer_caches
 from trt_nvfp4.builder.onnx_file import check_plan, is_rewritten, read
 from trt_nvfp4.builder.report.inspection import changed_files, read_manifest
@@ -122,6 +126,32 @@ class Side:
             name: InputSpec(tuple("" if int(dim) < 0 else int(dim) for dim in spec.shape), _numpy_type(spec.dtype))
             for name, spec in runner.get_input_metadata().items()
         }
+
+
+def run(model: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The outputs of an ONNX file, a bundle or an engine for one set of inputs. Raises BuilderError where it cannot run
+    here or not on these inputs."""
+    side = Side.of(model)
+    with quiet(), side.runner(()) as runner:
+        return dict(infer(side, runner, inputs))
+
+
+def infer(side: Side, runner: BaseRunner, sample: Mapping[str, np.ndarray], advice: str = "") -> IterationResult:
+    """What `runner`, that of `side`, makes of a sample. Raises BuilderError: usage for inputs that it does not take,
+    build for a failure while it ran; `advice` ends the message."""
+    try:
+        outputs = runner.infer(feed_dict=dict(sample))
+    except PolygraphyException as error:
+        raise BuilderError(USAGE, f"{side.path}: cannot run on these samples: {error}{advice}") from error
+    except Exception as error:  # ONNX Runtime's own error types
+        raise BuilderError(BUILD_FAILED, f"{side.path}: failed while it ran: {str(error).strip()}{advice}") from error
+    return IterationResult(outputs, runner_name=runner.name)
+
+
+def quiet() -> AbstractContextManager[None]:
+    """Polygraphy without its log: what it raises it logs as well, with a word on stdout about colours."""
+    above: AbstractContextManager[None] = G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1)
+    return above
 
 
 def with_byte_caches(sample: Mapping[str, np.ndarray], taken: AbstractSet[str]) -> dict[str, np.ndarray]:

@@ -15,9 +15,10 @@ from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import Decoder
 from trt_nvfp4.builder.generate.loop import Runner
 from trt_nvfp4.builder.report.charts import number
+from trt_nvfp4.builder.report.contents import TokenBytes
 from trt_nvfp4.builder.report.html import CONTESTANTS
 from trt_nvfp4.builder.roofline import KEPT, Limits, roofline, subgraph_cost
-from trt_nvfp4.builder.token_bytes import OTHERS, TokenBytes
+from trt_nvfp4.builder.token_bytes import OTHERS
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
@@ -58,7 +59,7 @@ def predict_steps(
             * (
                 _products(plan, decoder, decision, new, limits)
                 + _attention(plan, decoder, decision, new, cached, limits)
-                + read.kept.get(OTHERS, 0.0) / limits.bandwidth
+                + read["kept"].get(OTHERS, 0.0) / limits.bandwidth
             )
             for name, decision in (("nvfp4", None), ("fp8", Decision.FP8), ("bf16", Decision.BF16))
         }

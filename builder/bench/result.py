@@ -14,8 +14,8 @@ from trt_nvfp4.builder.bench.decoders import steps_table
 from trt_nvfp4.builder.bench.subgraphs import TimedSubgraph
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.report.charts import number
+from trt_nvfp4.builder.report.contents import Prediction
 from trt_nvfp4.builder.report.html import CONTESTANTS
-from trt_nvfp4.builder.roofline import Prediction
 from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import replacing
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -62,19 +61,18 @@ def build_engine(
     precision: Annotated[
         Literal["auto", "nvfp4", "native-nvfp4", "fp8", "bf16"],
         typer.Option(
-            help="nvfp4: NVFP4 plugins where possible, else FP8, else 16 bits; auto: the same, but FP8 first "
-            "where a target before Blackwell is faster with it, by the tokens of the opt shapes; fp8: FP8, else 16 "
-            "bits; bf16: 16 bits; native-nvfp4: TensorRT's own NVFP4 layers, no plugins (Blackwell, with "
-            "--calib-data).",
+            help="nvfp4: NVFP4 plugins where possible, else FP8, else 16 bits; auto: the same, but FP8 first on "
+            "targets before Blackwell where it is faster at the tokens of the opt shapes; fp8: FP8, else 16 bits; "
+            "bf16: 16 bits; native-nvfp4: TensorRT's own NVFP4 layers, no plugins (Blackwell, with --calib-data).",
             rich_help_panel=_REPLACE,
         ),
     ] = "auto",
     activations: Annotated[
         Literal["auto", "bf16", "fp16", "keep"],
         typer.Option(
-            help="What a float32 model computes in outside of the replaced subgraphs: auto: BF16; fp16: values that "
-            "--calib-data takes out of its range stay float32; keep: float32, on slow generic kernels. Norms and "
-            "positions stay float32. Models in 16 bits stay as they are.",
+            help="Type of a float32 model outside of the replaced subgraphs. auto: BF16. fp16: FP16, but float32 for "
+            "values that leave its range on --calib-data. keep: float32, on slow generic kernels. Norms and positions "
+            "stay float32. Models in 16 bits stay as they are.",
             rich_help_panel=_REPLACE,
         ),
     ] = "auto",
@@ -113,10 +111,10 @@ def build_engine(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="How weights become NVFP4, parts joined by +. Block scales: mse (the default), max, four-over-six; "
-            "with --calib-data also diagonal, local-hessian. Rounding: gptq, with activation-order, learned, "
-            "quantized-inputs. Channels scaled: awq. W4A4 activations: activation-four-over-six, activation-sweep, "
-            "residual:32 or residual:64 (error of the heaviest channels). "
+            help="How weights are quantized to NVFP4: names joined by +. Block scales: mse (the default), max, "
+            "four-over-six; with --calib-data also diagonal, local-hessian. Rounding: gptq, with activation-order, "
+            "learned, quantized-inputs. Channels scaled: awq. W4A4 activations: activation-four-over-six, "
+            "activation-sweep, residual:32 or residual:64 (error of the heaviest channels). "
             "docs/how_to/calibration.md explains them. Example: local-hessian+gptq",
             metavar="NAME[+NAME...]",
             rich_help_panel=_WEIGHTS,
@@ -155,7 +153,7 @@ def build_engine(
     exclude: Annotated[
         str | None,
         typer.Option(
-            help="Not the subgraphs whose name, or a node's name, matches.", metavar="REGEX", rich_help_panel=_REPLACE
+            help="No subgraphs whose name, or a node's name, matches.", metavar="REGEX", rich_help_panel=_REPLACE
         ),
     ] = None,
     kinds: Annotated[
@@ -245,8 +243,8 @@ def build_engine(
     accuracy_budget: Annotated[
         str | None,
         typer.Option(
-            help="Choose the fastest precisions with which the outputs, compared with the original's on held-out "
-            "samples, meet this: cosine>=X, sqnr>=dB, kl<=X or perplexity<=X. Fails (exit code 5) if none does.",
+            help="Choose the fastest precisions that meet this: cosine>=X, sqnr>=dB, kl<=X or perplexity<=X of the "
+            "outputs against the original's, on held-out samples. Fails (exit code 5) if none does.",
             metavar="METRIC>=X",
             rich_help_panel=_ACCURACY,
         ),
@@ -270,8 +268,8 @@ def build_engine(
     bundle: Annotated[
         Path | None,
         typer.Option(
-            help="Instead of an engine, write a folder to build and check it from on the device, by "
-            "python3 DIR/build_engine.py.",
+            help="Instead of an engine, write a folder from which python3 DIR/build_engine.py builds and checks the "
+            "engine on the device.",
             metavar="DIR",
             rich_help_panel=_ENGINE,
         ),
@@ -279,8 +277,8 @@ def build_engine(
     embed_plugins: Annotated[
         Literal["yes", "no"],
         typer.Option(
-            help="yes: the engine carries the plugin library; no: the library lies beside the engine, once for all "
-            "engines in the folder, which one runtime can then load together.",
+            help="yes: the engine carries the plugin library; no: the library lies beside the engine. All engines in "
+            "the folder share it, and one runtime can load them together.",
             rich_help_panel=_ENGINE,
         ),
     ] = "yes",
@@ -288,8 +286,8 @@ def build_engine(
         bool,
         typer.Option(
             "--strip",
-            help="Leave the plugins' weights out of the engine, in a file beside it that is named by its content: "
-            "engines of the same model share it, on disk and in GPU memory.",
+            help="Write the plugins' weights to a file beside the engine, not into the engine. The file is named by "
+            "its content: engines of the same model share it, on disk and in GPU memory.",
             rich_help_panel=_ENGINE,
         ),
     ] = False,
@@ -297,15 +295,15 @@ def build_engine(
         bool,
         typer.Option(
             "--weight-streaming",
-            help="Let TensorRT keep weights of its own layers in host memory, and copy them when they are needed, for "
-            "models larger than the GPU's memory (tensorrt; TensorRT-RTX has none). Plugins' weights stay on the GPU.",
+            help="For models larger than the GPU's memory: TensorRT keeps weights of its own layers in host memory and "
+            "copies them when it needs them (not with TensorRT-RTX). Plugins' weights stay on the GPU.",
             rich_help_panel=_ENGINE,
         ),
     ] = False,
     timing_cache: Annotated[
         Path | None,
         typer.Option(
-            help="Timing cache to use and update (tensorrt; TensorRT-RTX has none).",
+            help="Timing cache to use and update (not with TensorRT-RTX).",
             metavar="FILE",
             rich_help_panel=_ENGINE,
         ),
@@ -322,8 +320,8 @@ def build_engine(
     cache: Annotated[
         Literal["keep", "inplace"],
         typer.Option(
-            help="Caches of a decoder that comes as ONNX with past_key_values and present. inplace: they become caches "
-            "of fixed capacity that are updated in place, as an exported directory has; keep: built as it is.",
+            help="Caches of an ONNX decoder with inputs past_key_values and outputs present. inplace: convert them to "
+            "caches of fixed capacity that are updated in place, as exported directories have; keep: leave them.",
             rich_help_panel=_LANGUAGE,
         ),
     ] = "keep",
@@ -358,8 +356,9 @@ def build_engine(
     parallel: Annotated[
         str | None,
         typer.Option(
-            help="Split a Hugging Face model over N GPUs, an engine for each (tensor parallel); -o names a folder. "
-            "ep=M: whole experts in M shares (M divides N); without it every rank has a part of each expert.",
+            help="Split a Hugging Face model over N GPUs (tensor parallel) and build an engine for each; -o names a "
+            "folder. ep=M spreads whole experts over M groups of GPUs (M divides N); without it every GPU has a part "
+            "of each expert.",
             metavar="tp=N[,ep=M]",
             rich_help_panel=_LANGUAGE,
         ),
@@ -389,7 +388,6 @@ def build_engine(
         from trt_nvfp4.builder.components.tables import report_tables
         from trt_nvfp4.builder.components.user_modules import is_python_file
         from trt_nvfp4.builder.inputs.shapes import parse_shapes
-        from trt_nvfp4.builder.report import report
 
         options: BuildOptions = {
             "precision": precision,
@@ -434,15 +432,15 @@ def build_engine(
                 parts = api.build_parts(
                     model, target=target, output=out, bundle=bundle, parallel=parallel, progress=progress, **options
                 )
-            shown, tables = parts.json(), report_tables
+            shown, tables = parts.json(), report_tables(parts)
         else:
             with ProgressBar() as progress:
                 built = api.build(model, target=target, output=out, bundle=bundle, progress=progress, **options)
-            shown, tables = built.report.json(), report.tables
+            shown, tables = built.report.json(), built.report.tables()
         if as_json:
             print_json(shown)
             return
-        for table in tables(json.loads(shown)):
+        for table in tables:
             output.print(table)
 
 

@@ -40,11 +40,11 @@ def inspect_engine(
             _explain(path, why, as_json)
             return
         from trt_nvfp4 import api
-        from trt_nvfp4.builder.report.inspection import tables
+        from trt_nvfp4.builder.report.inspected import as_dict, tables
 
         found = api.inspect(path)
         if as_json:
-            print_json(json.dumps(found, indent=2, default=str))
+            print_json(json.dumps(as_dict(found), indent=2, default=str))
             return
         for table in tables(found):
             output.print(table)

@@ -3,12 +3,10 @@ original."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +15,7 @@ from trt_nvfp4.builder.components.check import check_export, computed_by, cosine
 from trt_nvfp4.builder.components.devices.device import decoder_of_parts, model_of
 from trt_nvfp4.builder.components.manifest import FILE, Manifest, Part
 from trt_nvfp4.builder.components.parts import described
+from trt_nvfp4.builder.components.parts_report import PartsReport
 from trt_nvfp4.builder.components.source import Source
 from trt_nvfp4.builder.components.user_modules import is_python_file, of_file
 from trt_nvfp4.builder.errors import USAGE, BuilderError
@@ -26,7 +25,6 @@ from trt_nvfp4.builder.inputs.shapes import RANGES
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.progress import Named, Progress, Silent
 from trt_nvfp4.builder.pipeline.request import Request, check_streaming
-from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.builder.targets import require_here
 from trt_nvfp4.calibration.samples.samples import load_samples
 from trt_nvfp4.common.replacing import made_folder, scratch
@@ -52,23 +50,6 @@ for part in json.loads((folder / "{manifest}").read_text())["parts"]:
 '''
 #: Options of one part's run that a model of parts has no use for.
 _OF_ONE_GRAPH = ("surgery", "plan", "packed_weights", "accuracy_budget", "accuracy_data", "stop_after")
-
-
-@dataclass
-class PartsReport:
-    """What building a model of parts came to. `chain`: agreement of the rewritten parts with the original."""
-
-    model: str
-    target: str
-    folder: str
-    parts: dict[str, Report] = field(default_factory=dict)
-    chain: dict[str, float] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    #: Of a model that is split: whether that pays (see `parallel.prediction`).
-    ranks: dict[str, Any] = field(default_factory=dict)
-
-    def json(self) -> str:
-        return json.dumps(asdict(self), indent=2, default=str)
 
 
 def run(request: Request, progress: Progress | None = None) -> PartsReport:

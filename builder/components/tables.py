@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from rich.filesize import decimal
 from rich.table import Table
 
-from trt_nvfp4.builder.components.manifest import Manifest, Part
+from trt_nvfp4.builder.components.manifest import Manifest, Part, Port
+from trt_nvfp4.builder.components.parts_report import PartsReport
 from trt_nvfp4.builder.parallel.prediction import shown
+from trt_nvfp4.builder.report.report import Report
 
 
 def manifest_tables(manifest: Manifest) -> Iterator[Table]:
@@ -37,7 +38,7 @@ def _gives(part: Part) -> str:
     return "\n".join([*lines, *_counted(part.outputs, "present."), *_counted(part.outputs, "cross.")])
 
 
-def _counted(ports: Mapping[str, Any], prefix: str) -> Iterator[str]:
+def _counted(ports: Mapping[str, Port], prefix: str) -> Iterator[str]:
     """One line for all layers' keys and values."""
     found = [(name, port) for name, port in ports.items() if name.startswith(prefix)]
     if found:
@@ -50,35 +51,37 @@ def _loop(part: Part) -> str:
     return f"{part.loop.times} times; {carried or 'nothing carried'}"
 
 
-def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
+def report_tables(report: PartsReport) -> Iterator[Table]:
     """One row per part, and how the chain compares."""
     table = Table(title="Parts", title_justify="left")
     for heading in ("part", "replaced", "weights", "engine or bundle", "predicted, least"):
         table.add_column(heading, overflow="fold")
-    for name, part in report["parts"].items():
-        replaced = sum(entry["decision"] != "keep" for entry in part["subgraphs"])
-        sizes = part["weights_bytes"]
+    for name, part in report.parts.items():
+        replaced = sum(entry["decision"] != "keep" for entry in part.subgraphs)
+        sizes = part.weights_bytes
         weights = f"{decimal(sizes['before'])} -> {decimal(sizes['after'])}" if sizes else "-"
-        engine = f"{part['engine']} ({decimal(part['engine_bytes'])})" if part["engine"] else part["bundle"] or "-"
-        table.add_row(name, f"{replaced} of {len(part['subgraphs'])}", weights, engine, predicted(part))
+        engine = part.bundle or "-"
+        if part.engine and part.engine_bytes is not None:
+            engine = f"{part.engine} ({decimal(part.engine_bytes)})"
+        table.add_row(name, f"{replaced} of {len(part.subgraphs)}", weights, engine, predicted(part))
     yield table
     rest = Table(show_header=False, box=None)
-    rest.add_row("target", report["target"])
-    chain = report["chain"]
+    rest.add_row("target", report.target)
+    chain = report.chain
     if "export_error" in chain:
         rest.add_row("exported chain", f"relative error {chain['export_error']:.2g} against the original")
     if "cosine" in chain:
         rest.add_row("rewritten chain", f"cosine {chain['cosine']:.5f}, relative error {chain['error']:.2g}")
-    if report["ranks"]:
-        rest.add_row("several GPUs", shown(report["ranks"]))
-    rest.add_row("folder", report["folder"])
-    for warning in report["warnings"]:
+    if report.ranks is not None:
+        rest.add_row("several GPUs", shown(report.ranks))
+    rest.add_row("folder", report.folder)
+    for warning in report.warnings:
         rest.add_row("warning", warning)
     yield rest
 
 
-def predicted(part: Mapping[str, Any]) -> str:
+def predicted(part: Report) -> str:
     """The least time of the replaced subgraphs by the roofline; "-" where there is none."""
-    entries = part["predicted"].get("subgraphs") or []
+    entries = [] if part.predicted is None else part.predicted["subgraphs"]
     least = sum(entry["predicted_us"]["nvfp4"] for entry in entries)
     return f"{least:.0f} us" if entries else "-"

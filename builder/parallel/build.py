@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 
 from trt_nvfp4.builder.accuracy.runners import session
-from trt_nvfp4.builder.components.build import PartsReport
 from trt_nvfp4.builder.components.check import check_export, cosine, relative_error
+from trt_nvfp4.builder.components.parts_report import PartsReport
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, TOKENIZER, CacheOptions
 from trt_nvfp4.builder.export.huggingface import export, is_model_directory
@@ -93,7 +93,8 @@ def run(request: Request, parallel: str, progress: Progress | None = None) -> Pa
             found = _together(rewritten, temporary / "rewritten.onnx")
             report.chain |= {"cosine": cosine([expected], [found]), "error": relative_error([expected], [found])}
         first = next(iter(report.parts.values()))
-        report.ranks = predict(request.target.name, ranks[0], first.predicted.get("subgraphs") or [], exported[0])
+        products = [] if first.predicted is None else first.predicted["subgraphs"]
+        report.ranks = predict(request.target.name, ranks[0], products, exported[0])
         report.warnings += [f"{name}: {text}" for name, part in report.parts.items() for text in part.warnings]
         copy_tokenizer(request.model, destination / TOKENIZER)
         manifest = {"format": FORMAT, "tp": len(ranks), "ep": ranks[0].spread, "ranks": list(report.parts)}

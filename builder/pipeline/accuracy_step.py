@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from trt_nvfp4.builder.accuracy.compare import compare
 from trt_nvfp4.builder.accuracy.decoding import compare_decoding
@@ -18,6 +17,7 @@ from trt_nvfp4.builder.onnx_file import read
 from trt_nvfp4.builder.pipeline.calibrate_step import samples_of
 from trt_nvfp4.builder.pipeline.progress import Progress
 from trt_nvfp4.builder.pipeline.request import Request
+from trt_nvfp4.builder.report.contents import Accuracy, DecodingAgreement
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.calibration.samples.filled_caches import with_filled_caches
 from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, SampleRange
@@ -62,7 +62,7 @@ def choose_plan(
         progress=progress,
         folder=request.base.parent,
     )
-    report.budget = choice.numbers
+    report.budget = choice.outcome
     report.warnings += choice.warnings
     return choice.plan
 
@@ -74,7 +74,7 @@ def measure_accuracy(
     before: Path,
     rewritten: Path,
     progress: Progress,
-) -> dict[str, Any]:
+) -> Accuracy:
     """Agreement of the rewritten model with the original on some of the user's samples, or why there is none; of a
     float32 network that became one of 16 bits, also what that alone does to the outputs ("network").
 
@@ -94,7 +94,7 @@ def measure_accuracy(
     original = Side.of(before if _interface(before) == _interface(model.path) else model.path)
     try:
         found = compare(original, replace(Side.of(rewritten), rounding=converted), samples)
-        accuracy = {
+        accuracy: Accuracy = {
             "samples": found.samples,
             "held_out": isinstance(samples_of(request, specs), (Part, SampleRange))
             or request.accuracy_data is not None,
@@ -122,7 +122,7 @@ def _interface(model: Path) -> tuple[list[str], list[str]]:
 
 def _steps(
     request: Request, specs: Mapping[str, InputSpec], original: Path, rewritten: Path, progress: Progress
-) -> dict[str, Any] | None:
+) -> DecodingAgreement | None:
     """A decoder's agreement step by step over its caches, behind the first half of the same samples; None for other
     models."""
     decoder = decoder_of(read(original))

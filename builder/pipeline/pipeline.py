@@ -218,11 +218,11 @@ def _profiles(
         longest = export.longest_sequence(request.model, request.trust_remote_code)
         profiles = [derive_profiles(shapes, least, typical, most, longest)]
     report.profiles, *further = [
-        {name: [p.least, p.typical, p.most] for name, p in profile.items()} for profile in profiles
+        {name: [list(p.least), list(p.typical), list(p.most)] for name, p in profile.items()} for profile in profiles
     ]
     report.decode_profiles = further[0] if further else {}
     ranges = value_profiles(values, given)
-    report.shape_values = {name: [p.least, p.typical, p.most] for name, p in ranges.items()}
+    report.shape_values = {name: [list(p.least), list(p.typical), list(p.most)] for name, p in ranges.items()}
     return [{**profile, **ranges} for profile in profiles]
 
 

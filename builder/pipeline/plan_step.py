@@ -138,11 +138,18 @@ def take_plan(
     report.unplanned = {kind: asdict(found) for kind, found in unplanned_products(model, plan).items()}
     report.warnings += roofline.slow_decoding(predicted, capabilities)
     of = roofline.share(plan, tokens, predicted, original_weights_bytes(model.graph))
-    report.predicted = {**asdict(limits), "of": of, "subgraphs": predicted}
+    report.predicted = {
+        "gpu": limits.gpu,
+        "bandwidth": limits.bandwidth,
+        "tflops": dict(limits.tflops),
+        "source": limits.source,
+        "of": of,
+        "subgraphs": predicted,
+    }
     if of_prompt is not None:
         report.predicted[PREFILL] = of_prompt
     if (decoder := decoder_of(read(model.path))) is not None:
-        report.token_bytes = asdict(token_bytes(model, plan, decoder, limits))
+        report.token_bytes = token_bytes(model, plan, decoder, limits)
 
 
 def _holds(file: Path, plan: Plan) -> bool:

@@ -25,7 +25,8 @@ from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.profile_times import PREFILL, products, profiles_line
 from trt_nvfp4.builder.report import charts as svg_charts
 from trt_nvfp4.builder.report import report as build_report
-from trt_nvfp4.builder.report.interface import input_lines
+from trt_nvfp4.builder.report.contents import Accuracy, Prediction, ReportedSubgraph, TensorAgreement
+from trt_nvfp4.builder.report.report import Report, input_lines
 from trt_nvfp4.builder.report.tables import equal_rows
 from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import replacing
@@ -117,15 +118,15 @@ class Summary:
     line: str
 
 
-def page(report: Mapping[str, Any], bench: Mapping[str, Any] | None, name: str) -> str:
-    """The whole page. `report` and `bench`: the contents of OUT.report.json and OUT.bench.json."""
+def page(report: Report, bench: Mapping[str, Any] | None, name: str) -> str:
+    """The whole page. `bench`: the contents of OUT.bench.json."""
     return _template().render(
         name=name,
         report=report,
         style=Markup(resources.files(__package__).joinpath("report.css").read_text()),
         state=_state(report),
         facts=_facts(report),
-        warnings=report["warnings"],
+        warnings=report.warnings,
         interface=_interface(report),
         budget=_budget(report),
         snippet=_snippet(report),
@@ -155,44 +156,44 @@ def _unbroken_options(html: Markup) -> Markup:
     return Markup(re.sub(r"--[a-z][a-z-]*", r'<span class="option">\g<0></span>', str(html)))
 
 
-def _state(report: Mapping[str, Any]) -> tuple[str, str]:
-    if report.get("engine"):
+def _state(report: Report) -> tuple[str, str]:
+    if report.engine:
         return "engine verified: built as planned", "good"
-    if report.get("bundle"):
+    if report.bundle:
         return "bundle: to be built on the device", "warn"
     return "no engine built yet", "warn"
 
 
-def _facts(report: Mapping[str, Any]) -> dict[str, str]:
-    replaced = [entry for entry in report["subgraphs"] if entry["decision"] != "keep"]
+def _facts(report: Report) -> dict[str, str]:
+    replaced = [entry for entry in report.subgraphs if entry["decision"] != "keep"]
     decisions = Counter(entry["decision"] for entry in replaced)
     facts = {
-        "target": report["target"],
-        "subgraphs replaced": f"{len(replaced)} of {len(report['subgraphs'])}",
+        "target": report.target,
+        "subgraphs replaced": f"{len(replaced)} of {len(report.subgraphs)}",
         "decisions": ", ".join(f"{count} {decision}" for decision, count in decisions.items()) or "none",
     }
-    if weights := report.get("weights_bytes"):
+    if weights := report.weights_bytes:
         facts["weights"] = f"{weights['before'] / max(weights['after'], 1):.2f}x smaller"
-    if report.get("engine_bytes"):
-        facts["engine"] = decimal(report["engine_bytes"])
+    if report.engine_bytes:
+        facts["engine"] = decimal(report.engine_bytes)
     return facts
 
 
-def _speed(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> Figure | None:
-    predicted = report.get("predicted", {}).get("subgraphs", [])
+def _speed(report: Report, bench: Mapping[str, Any] | None) -> Figure | None:
+    roofline = report.predicted
     if bench is not None:
         key = "predicted_us" if bench["mode"] == "roofline" else "median_us"
         values = {name: times[key] for name, times in bench["contestants"].items()}
         environment = bench["environment"]
         gpu = environment.get("before", environment).get("gpu", bench["target"])
         caption = ". ".join([f"{bench['label']} ({gpu})", *bench.get("notes", [])])
-    elif predicted:
+    elif roofline is not None and (predicted := roofline["subgraphs"]):
         values = {
             name: sum(entry["predicted_us"][name] for entry in predicted) for name in predicted[0]["predicted_us"]
         }
         caption = (
-            f"Predicted, nothing was run: the least time on {report['predicted']['gpu']} at its published peaks, "
-            f"{_tokens(predicted)} tokens, of {report['predicted']['of']}. Run bench-engine on the device to measure."
+            f"Predicted, nothing was run: the least time on {roofline['gpu']} at its published peaks, "
+            f"{_tokens(predicted)} tokens, of {roofline['of']}. Run bench-engine on the device to measure."
         )
     else:
         return None
@@ -201,14 +202,14 @@ def _speed(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> Figure
     return Figure(Markup(chart), caption)
 
 
-def _tokens(subgraphs: Sequence[Mapping[str, Any]]) -> str:
+def _tokens(subgraphs: Sequence[Prediction]) -> str:
     """How many, or from the fewest to the most."""
     counts = {entry["tokens"] for entry in subgraphs}
     return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{min(counts)}"
 
 
-def _accuracy(report: Mapping[str, Any]) -> dict[str, Any]:
-    found = report.get("accuracy", {})
+def _accuracy(report: Report) -> dict[str, Any]:
+    found = report.accuracy or Accuracy()
     lines = {"Budget": build_report.budget_line(report), "Network": build_report.network_line(report)}
     lines["Measured"] = build_report.accuracy_line(report)
     if not found.get("tensors"):
@@ -239,16 +240,16 @@ def _accuracy(report: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _decibels(row: Mapping[str, Any]) -> float:
+def _decibels(row: TensorAgreement) -> float:
     """JSON's null is infinite: equal tensors, or a difference that is not finite or has no signal."""
     if row["sqnr_db"] is not None:
         return float(row["sqnr_db"])
     return math.inf if row["max_abs"] == 0 else -math.inf
 
 
-def _roofline(report: Mapping[str, Any]) -> Figure | None:
-    found = report.get("predicted", {})
-    if not found.get("subgraphs"):
+def _roofline(report: Report) -> Figure | None:
+    found = report.predicted
+    if found is None or not found["subgraphs"]:
         return None
     points = {
         (
@@ -270,9 +271,9 @@ def _roofline(report: Mapping[str, Any]) -> Figure | None:
     return Figure(Markup(chart), caption)
 
 
-def _token_bytes(report: Mapping[str, Any]) -> Summary | None:
-    found = report.get("token_bytes")
-    if not found:
+def _token_bytes(report: Report) -> Summary | None:
+    found = report.token_bytes
+    if found is None:
         return None
     parts = {f"weights, {decision}": size for decision, size in found["quantized"].items()}
     parts |= {f"not quantized: {name}": size for name, size in found["kept"].items()}
@@ -285,12 +286,12 @@ def _token_bytes(report: Mapping[str, Any]) -> Summary | None:
     return Summary(Table("Bytes read for each token", [("what", ""), ("bytes", "n")], rows), line)
 
 
-def _profiles(report: Mapping[str, Any]) -> Summary | None:
+def _profiles(report: Report) -> Summary | None:
     """Each planned product in a prefill and in a decode step."""
-    found = report.get("predicted", {})
-    if not (line := profiles_line(found)):
+    found = report.predicted
+    if found is None or not (line := profiles_line(found)):
         return None
-    kernels = {entry["name"]: str(entry.get("kernels", "")).split(":")[0] for entry in report["subgraphs"]}
+    kernels = {entry["name"]: entry["kernels"].split(":")[0] for entry in report.subgraphs}
     prefill = {entry["names"][0]: entry for entry in found[PREFILL]}
     rows = []
     for entry in products(found["subgraphs"]):
@@ -305,25 +306,25 @@ def _profiles(report: Mapping[str, Any]) -> Summary | None:
     return Summary(Table("Prefill and decode", columns, rows), f"{line[0].upper()}{line[1:]}.")
 
 
-def _sizes(report: Mapping[str, Any]) -> Figure | None:
-    weights = report.get("weights_bytes")
+def _sizes(report: Report) -> Figure | None:
+    weights = report.weights_bytes
     if not weights:
         return None
     sizes = {"before": weights["before"] / 1e6, "after": weights["after"] / 1e6}
-    if report.get("engine_bytes"):
-        sizes["engine"] = report["engine_bytes"] / 1e6
+    if report.engine_bytes:
+        sizes["engine"] = report.engine_bytes / 1e6
     chart = svg_charts.bars(sizes, "MB", "after", "Megabytes of weights before and after")
     caption = "All constants of the model, with what stays in 16 or 32 bits."
-    if carried := report.get("plugin_library_bytes"):
+    if carried := report.plugin_library_bytes:
         caption += f" Of the engine, {decimal(carried)} are the plugin library."
-    if beside := report.get("plugin_weights"):
+    if beside := report.plugin_weights:
         caption += f" Weights of plugins, {decimal(beside['bytes'])}, lie beside the engine."
     return Figure(Markup(chart), caption)
 
 
-def _plan(report: Mapping[str, Any]) -> Table:
-    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for entry in sorted(report["subgraphs"], key=lambda entry: entry["decision"] == "keep"):
+def _plan(report: Report) -> Table:
+    groups: dict[tuple[str, ...], list[ReportedSubgraph]] = {}
+    for entry in sorted(report.subgraphs, key=lambda entry: entry["decision"] == "keep"):
         shape = ", ".join(f"{key.removesuffix('_features')} {value}" for key, value in entry["shapes"].items())
         built = entry["realized"] or ("as in the model" if entry["decision"] == "keep" else "not yet")
         key = (entry["kind"], shape, entry["decision"], built, entry["kernels"], entry["activations"], entry["reason"])
@@ -340,14 +341,14 @@ def _plan(report: Mapping[str, Any]) -> Table:
     return Table("Plan", columns, rows)
 
 
-def _next_steps(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> dict[str, Any]:
+def _next_steps(report: Report, bench: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the advice depends on; empty where there is none."""
-    subgraphs = report["subgraphs"]
-    rows = report.get("accuracy", {}).get("tensors", [])
+    subgraphs = report.subgraphs
+    rows = (report.accuracy or Accuracy()).get("tensors", [])
     outputs = [row for row in rows if row["kind"] == "output" and not row["discrete"]]
     worst = min(outputs, key=_decibels, default=None)
     is_bad = worst is not None and _decibels(worst) < LOW_SQNR_DB
-    engine = shlex.quote(report["engine"]) if report.get("engine") else None
+    engine = shlex.quote(report.engine) if report.engine else None
     found = {
         "no_calibration": any(entry["reason_code"] == ReasonCode.NO_CALIBRATION for entry in subgraphs),
         "fp8_without_scales": any(entry["activations"] == FP8_PLUGIN.activations[1] for entry in subgraphs),
@@ -355,49 +356,49 @@ def _next_steps(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> d
         "faster_in_fp8": any(entry["reason_code"] == ReasonCode.FASTER_IN_FP8 for entry in subgraphs),
         "kept": sum(build_report.not_asked_for(entry) for entry in subgraphs),
         "worst": (worst["name"], f"{_decibels(worst):.1f}") if worst is not None and is_bad else None,
-        "bundle": report.get("bundle"),
+        "bundle": report.bundle,
         "unmeasured": engine is not None and (bench is None or bench["mode"] != "engine"),
         "engine": engine,
     }
     if not any(found.values()):
         return {}
     # As given: a directory's name alone says not where it is.
-    return found | {"linears_too": build_report.LINEARS_TOO, "model": shlex.quote(report["model"])}
+    return found | {"linears_too": build_report.LINEARS_TOO, "model": shlex.quote(report.model)}
 
 
-def _build(report: Mapping[str, Any]) -> Table:
+def _build(report: Report) -> Table:
     rows: list[tuple[Cell, Cell]] = [
-        (key, value) for key, value in (("command", report["command"]), ("date (UTC)", report["date"])) if value
+        (key, value) for key, value in (("command", report.command), ("date (UTC)", report.date)) if value
     ]
-    page = Path(report["files"].get("page", "")).parent
-    for key, file in report["files"].items():
+    page = Path(report.files.get("page", "")).parent
+    for key, file in report.files.items():
         beside = Path(file).parent == page and key != "page"
         rows.append((key, Link(Path(file).name, str(file)) if beside else str(file)))
-    if report.get("engine_sha256"):
-        rows.append(("engine SHA-256", report["engine_sha256"]))
-    if report["timings_s"]:
-        rows.append(("seconds", ", ".join(f"{stage} {value:.1f}" for stage, value in report["timings_s"].items())))
-    rows.append(("peak memory", f"{decimal(report['peak_rss_bytes'])} resident, mapped files included"))
-    rows.append(("versions", ", ".join(f"{key} {value}" for key, value in report["versions"].items())))
+    if report.engine_sha256:
+        rows.append(("engine SHA-256", report.engine_sha256))
+    if report.timings_s:
+        rows.append(("seconds", ", ".join(f"{stage} {value:.1f}" for stage, value in report.timings_s.items())))
+    rows.append(("peak memory", f"{decimal(report.peak_rss_bytes)} resident, mapped files included"))
+    rows.append(("versions", ", ".join(f"{key} {value}" for key, value in report.versions.items())))
     return Table("The build", [("what", ""), ("is", "name")], rows)
 
 
-def _interface(report: Mapping[str, Any]) -> Table | None:
+def _interface(report: Report) -> Table | None:
     """What goes in and comes out; equal layers' caches in one row."""
     rows: list[Sequence[Cell]] = []
-    for what, lines in (("input", input_lines(report)), ("output", report["outputs"])):
-        entries = [{"name": name, "line": line} for name, line in lines.items()]
-        rows += [(what, name, line) for name, (line,), _ in equal_rows(entries, lambda entry: [entry["line"]])]
+    for what, lines in (("input", input_lines(report)), ("output", report.outputs)):
+        named = equal_rows((name, [line]) for name, line in lines.items())
+        rows += [(what, name, line) for name, (line,), _ in named]
     columns = [("", ""), ("name", "name"), ("type, dimensions, range", "reason")]
     return Table("Inputs and outputs", columns, rows) if rows else None
 
 
-def _budget(report: Mapping[str, Any]) -> Summary | None:
+def _budget(report: Report) -> Summary | None:
     """Of every subgraph the precisions that were weighed, and the mixes that were measured."""
-    found = report["budget"]
-    if not found or "subgraphs" not in found:
-        return None  # none, or of a version that kept no more than what was achieved
-    decided = {entry["name"]: entry["decision"] for entry in report["subgraphs"]}
+    found = report.budget
+    if found is None:
+        return None
+    decided = {entry["name"]: entry["decision"] for entry in report.subgraphs}
     rows: list[Sequence[Cell]] = []
     for name, options in found["subgraphs"].items():
         for option in options:
@@ -425,25 +426,25 @@ def _budget(report: Mapping[str, Any]) -> Summary | None:
     return Summary(Table("Precisions, accuracy and time", columns, rows), line)
 
 
-def _no_snippet(report: Mapping[str, Any]) -> str | None:
+def _no_snippet(report: Report) -> str | None:
     """What of the engine takes more code than the snippet has; None where nothing does."""
-    if report["plugin_weights"]:
+    if report.plugin_weights:
         return "The plugins' weights are inputs of this engine, in a file beside it"
-    if report["caches_in_place"]:
+    if report.caches_in_place:
         return "This engine updates its caches in place"
-    if report["shape_values"]:
-        return f"The values of {', '.join(report['shape_values'])} are shapes, which TensorRT reads on the host"
+    if report.shape_values:
+        return f"The values of {', '.join(report.shape_values)} are shapes, which TensorRT reads on the host"
     return None
 
 
-def _snippet(report: Mapping[str, Any]) -> str | None:
+def _snippet(report: Report) -> str | None:
     """Python that runs the engine once on zeros, with the opt shapes of its first profile; None without an engine, and
     for one that takes more than that."""
-    if report["engine"] is None or _no_snippet(report):
+    if report.engine is None or _no_snippet(report):
         return None
-    module = "tensorrt_rtx" if str(report["backend"]).startswith("tensorrt_rtx") else "tensorrt"
-    shapes = {name: tuple(opt) for name, (_, opt, _) in report["profiles"].items()}
+    module = "tensorrt_rtx" if str(report.backend).startswith("tensorrt_rtx") else "tensorrt"
+    shapes = {name: tuple(opt) for name, (_, opt, _) in report.profiles.items()}
     plugins = "runtime.engine_host_code_allowed = True  # the plugin library is code: only for engines that you trust"
-    if library := report["plugin_library"]:
+    if library := report.plugin_library:
         plugins = f"runtime.get_plugin_registry().load_library({Path(library).name!r})  # code: only if you trust it"
-    return SNIPPET.format(module=module, plugins=plugins, engine=repr(Path(report["engine"]).name), shapes=shapes)
+    return SNIPPET.format(module=module, plugins=plugins, engine=repr(Path(report.engine).name), shapes=shapes)

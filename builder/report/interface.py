@@ -1,9 +1,6 @@
-"""A model's inputs and outputs in words, and the ranges of shapes that an engine takes."""
+"""A model's inputs and outputs in words."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import onnx
 
@@ -24,16 +21,3 @@ def described(value: onnx.ValueInfoProto) -> str:
     tensor = value.type.tensor_type
     dims = [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
     return f"{_TYPES.get(tensor.elem_type, f'type {tensor.elem_type}')} [{', '.join(dims)}]"
-
-
-def input_lines(report: Mapping[str, Any]) -> dict[str, str]:
-    """What each input takes, with its range in every profile of the engine."""
-    lines = dict(report["inputs"])
-    for profiles, of in ((report["profiles"], ""), (report["decode_profiles"], " (decode)")):
-        for name, shapes in profiles.items():
-            least, typical, most = ("x".join(map(str, shape)) for shape in shapes)
-            lines[name] = f"{lines.get(name, '')}; {least} to {most}, tuned for {typical}{of}".removeprefix("; ")
-    for name, shapes in report["shape_values"].items():
-        least, typical, most = (",".join(map(str, values)) for values in shapes)
-        lines[name] = f"{lines.get(name, '')}; values {least} to {most}, tuned for {typical}".removeprefix("; ")
-    return lines

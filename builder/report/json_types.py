@@ -10,17 +10,26 @@ from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 def misfits(found: Mapping[str, Any], types: type | Mapping[str, Any]) -> list[str]:
     """In words, which values of a JSON object are not of their types: plain ones, unions, lists, dicts by text, and
-    objects of their own. `types`: by key, or a dataclass or TypedDict."""
+    objects of their own. `types`: by key, or a dataclass or TypedDict, some of whose keys may be missing."""
+    wrong = []
+    optional = getattr(types, "__optional_keys__", frozenset[str]())
     if isinstance(types, type):
         types = get_type_hints(types)
-    wrong = []
     for key, kind in types.items():
-        value, (entry, *_) = found.get(key), get_args(kind) or (None,)
-        if is_typeddict(entry) and isinstance(value, list) and all(isinstance(each, dict) for each in value):
-            wrong += [f"{key}'s {misfit}" for each in value for misfit in misfits(each, entry)]
-        elif not _fits(value, kind):
-            wrong.append(f"{key} is {reprlib.repr(value)}, expected {_shown(kind)}")
+        if key in found or key not in optional:
+            wrong += _misfits(key, found.get(key), kind)
     return wrong
+
+
+def _misfits(key: str, value: Any, kind: Any) -> list[str]:
+    """Of one value; of an object, or of those in a list, the key that is wrong."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    objects = [each for each in (kind, *(arguments if origin is UnionType else ())) if is_typeddict(each)]
+    if objects and isinstance(value, dict):
+        return [f"{key}'s {misfit}" for misfit in misfits(value, objects[0])]
+    if origin is list and is_typeddict(arguments[0]) and isinstance(value, list):
+        return [misfit for each in value for misfit in _misfits(key, each, arguments[0])]
+    return [] if _fits(value, kind) else [f"{key} is {reprlib.repr(value)}, expected {_shown(kind)}"]
 
 
 def _shown(kind: Any) -> str:

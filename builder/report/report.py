@@ -13,13 +13,23 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import psutil
 
 from trt_nvfp4.builder.command_line import command_line
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.profile_times import profiles_line
+from trt_nvfp4.builder.report.contents import (
+    Accuracy,
+    BudgetOutcome,
+    Network,
+    PluginWeights,
+    ReportedSubgraph,
+    Roofline,
+    TensorAgreement,
+    TokenBytes,
+)
 from trt_nvfp4.builder.report.json_types import misfits
 from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import replacing
@@ -33,21 +43,6 @@ if TYPE_CHECKING:
 
 # The option that asks for linears as well as for what is asked for by default.
 LINEARS_TOO = f"--kinds {','.join(KINDS)}"
-
-
-class ReportedSubgraph(TypedDict):
-    """What a report says of each subgraph, see `take_plan`."""
-
-    name: str
-    kind: str
-    nodes: list[str]
-    shapes: dict[str, int]
-    decision: str
-    reason: str
-    reason_code: str | None
-    activations: str
-    kernels: str
-    realized: str | None
 
 
 @dataclass
@@ -70,30 +65,31 @@ class Report:
     # Of the library that the engine carries; or the name of the one that lies beside it.
     plugin_library_bytes: int | None = None
     plugin_library: str | None = None
-    # Of an engine without the plugins' weights: the `file` beside it that holds them, its `digest`, `bytes`, `tensors`.
-    plugin_weights: dict[str, Any] | None = None
+    # Of an engine without the plugins' weights.
+    plugin_weights: PluginWeights | None = None
     bundle: str | None = None
     subgraphs: list[ReportedSubgraph] = field(default_factory=list)
-    # What the network computes in outside of replaced subgraphs (see `Activations`).
-    network: dict[str, Any] = field(default_factory=dict)
+    # What the network computes in outside of replaced subgraphs; None before there is a plan.
+    network: Network | None = None
     # Products that the plan has no entry for, by operator.
     unplanned: dict[str, dict[str, float]] = field(default_factory=dict)
     weights_bytes: dict[str, int] = field(default_factory=dict)
     plugin_layers: int | None = None
-    # What an accuracy budget led to (see `precision_search.Choice`).
-    budget: dict[str, Any] = field(default_factory=dict)
-    profiles: dict[str, Any] = field(default_factory=dict)
-    # Ranges of inputs whose values are a shape.
-    shape_values: dict[str, Any] = field(default_factory=dict)
+    budget: BudgetOutcome | None = None
+    # Min, opt and max shape by input.
+    profiles: dict[str, list[list[int]]] = field(default_factory=dict)
+    # Min, opt and max values of inputs whose values are a shape.
+    shape_values: dict[str, list[list[int]]] = field(default_factory=dict)
     # Caches that the engine updates at their own address.
     caches_in_place: int = 0
     # Of the engine's second optimization profile, with which a decoder generates token by token.
-    decode_profiles: dict[str, Any] = field(default_factory=dict)
-    # The roofline of the target (see `roofline.predict`), and agreement with the original on the samples; or why not.
-    predicted: dict[str, Any] = field(default_factory=dict)
-    # What a decoder reads for each token that it generates (see `TokenBytes`).
-    token_bytes: dict[str, Any] = field(default_factory=dict)
-    accuracy: dict[str, Any] = field(default_factory=dict)
+    decode_profiles: dict[str, list[list[int]]] = field(default_factory=dict)
+    # None before there is a plan.
+    predicted: Roofline | None = None
+    # Of a decoder alone.
+    token_bytes: TokenBytes | None = None
+    # None before the model is rewritten.
+    accuracy: Accuracy | None = None
     timings_s: dict[str, float] = field(default_factory=dict)
     peak_rss_bytes: int = 0
     versions: dict[str, str] = field(default_factory=dict)
@@ -163,6 +159,7 @@ class Report:
 
     def _take_products(self, names: list[str]) -> None:
         """Note the products that the engine computes in float32; warn where the plan has them in 16 bits."""
+        assert self.network is not None, "an engine is of a plan"
         self.network["float32_products"] = names
         if self.network["type"] == "keep":
             return
@@ -173,6 +170,11 @@ class Report:
                 f"{', '.join(others[:4])}{f' and {len(others) - 4} more' if len(others) > 4 else ''}"
             )
 
+    def tables(self) -> Iterator[Table]:
+        """For the terminal."""
+        yield from subgraph_tables(self.subgraphs)
+        yield summary_table(self)
+
     def save(self, path: Path) -> None:
         with replacing(path) as temporary:
             temporary.write_text(self.json() + "\n")
@@ -181,22 +183,18 @@ class Report:
         return json.dumps(asdict(self), indent=2, default=str)
 
 
-def load(path: Path) -> dict[str, Any]:
-    """The contents of OUT.report.json. Raises BuilderError (usage) for any other file."""
+def load(path: Path) -> Report:
+    """The contents of OUT.report.json. Raises BuilderError (usage) for any other file, and for a report of a version
+    whose reports hold other things."""
     try:
         found = parse_json(path.read_text())
     except ValueError as error:
         raise BuilderError(USAGE, f"{path}: not JSON ({error})") from error
     if not isinstance(found, dict) or not {"subgraphs", "timings_s"} <= found.keys():
         raise BuilderError(USAGE, f"{path}: not a report of build-engine")
-    # Reports of before there was --strip, and of before these were listed.
-    for name, nothing in (("plugin_weights", None), ("command", ""), ("date", ""), ("inputs", {}), ("outputs", {})):
-        found.setdefault(name, nothing)
+    _complete(found)
     missing = {entry.name for entry in fields(Report)} - found.keys()
     entries: list[Any] = found["subgraphs"] if isinstance(found["subgraphs"], list) else [None]
-    for entry in entries:
-        if isinstance(entry, dict):
-            entry.setdefault("reason_code", None)  # reports of before there were codes
     if missing or not all(
         isinstance(entry, dict) and entry.keys() >= ReportedSubgraph.__annotations__.keys() for entry in entries
     ):
@@ -204,14 +202,26 @@ def load(path: Path) -> dict[str, Any]:
         raise BuilderError(
             USAGE, f"{path}: not a report of this version of build-engine{lacks}; build again to have one"
         )
-    types = get_type_hints(Report) | {"subgraphs": list[Any]}  # which are told one by one
+    types = get_type_hints(Report)
     if found["engine"]:
         types["engine_bytes"] = int  # which an engine has
-    wrong = misfits(found, types)
-    wrong += [f"subgraph's {misfit}" for entry in entries for misfit in misfits(entry, ReportedSubgraph)]
-    if wrong:
+    if wrong := misfits(found, types):
         raise BuilderError(USAGE, f"{path}: no report of build-engine: its {wrong[0]}; build again to have one")
-    return found
+    return Report(**{entry.name: found[entry.name] for entry in fields(Report)})
+
+
+def _complete(found: dict[str, Any]) -> None:
+    """Adds what reports of earlier versions lack, as far as a value says that it is not known."""
+    # Before --strip, and before these were listed.
+    for name, nothing in (("plugin_weights", None), ("command", ""), ("date", ""), ("inputs", {}), ("outputs", {})):
+        found.setdefault(name, nothing)
+    # An empty object was what is None today.
+    for name in ("network", "budget", "predicted", "token_bytes", "accuracy"):
+        if found.get(name) == {}:
+            found[name] = None
+    for entry in found["subgraphs"] if isinstance(found["subgraphs"], list) else []:
+        if isinstance(entry, dict):
+            entry.setdefault("reason_code", None)  # before there were codes
 
 
 def versions() -> dict[str, str]:
@@ -225,15 +235,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def not_asked_for(entry: Mapping[str, Any]) -> bool:
+def not_asked_for(entry: ReportedSubgraph) -> bool:
     """Whether this is a linear that stays for want of `--kinds linear`, as the plan says, and for no other reason."""
-    return bool(entry["kind"] == "linear" and entry["reason_code"] == ReasonCode.KIND)
-
-
-def tables(report: Mapping[str, Any]) -> Iterator[Table]:
-    """The report for the terminal."""
-    yield from subgraph_tables(report["subgraphs"])
-    yield summary_table(report)
+    return entry["kind"] == "linear" and entry["reason_code"] == ReasonCode.KIND
 
 
 def subgraph_tables(subgraphs: Sequence[ReportedSubgraph]) -> list[Table]:
@@ -248,7 +252,7 @@ def subgraph_tables(subgraphs: Sequence[ReportedSubgraph]) -> list[Table]:
     left_alone = [entry for entry in subgraphs if not_asked_for(entry)]
     shown = [entry for entry in subgraphs if not not_asked_for(entry)]
     table = grid("Subgraphs", ["name", "x", "kind", "shape", "decision", "built"], numbers=["x"])
-    for name, cells, count in equal_rows(shown, _cells):
+    for name, cells, count in equal_rows((entry["name"], _cells(entry)) for entry in shown):
         table.add_row(name, str(count), *cells)
     reasons = Table(show_header=False, box=None, pad_edge=False)
     for count, decision, reason in equal_reasons((entry["decision"], entry["reason"]) for entry in shown):
@@ -261,22 +265,22 @@ def subgraph_tables(subgraphs: Sequence[ReportedSubgraph]) -> list[Table]:
     return [table, reasons]
 
 
-def _cells(entry: Mapping[str, Any]) -> list[str]:
+def _cells(entry: ReportedSubgraph) -> list[str]:
     """What the table of subgraphs says of one beside its name."""
     return [entry["kind"], _shape(entry["shapes"]), entry["decision"], entry["realized"] or "-"]
 
 
-def unplanned_line(report: Mapping[str, Any]) -> str:
+def unplanned_line(report: Report) -> str:
     """The products that the plan has no entry for, in one line; empty where there are none."""
-    parts = [f"{found['count']} {op_type} ({found['share']:.1%})" for op_type, found in report["unplanned"].items()]
+    parts = [f"{found['count']} {op_type} ({found['share']:.1%})" for op_type, found in report.unplanned.items()]
     return ", ".join(parts).replace("%)", "% of weight bytes)", 1)
 
 
-def budget_line(report: Mapping[str, Any]) -> str:
+def budget_line(report: Report) -> str:
     """What an accuracy budget came to, in one line; empty where none was given."""
     from trt_nvfp4.builder.accuracy.budget import Budget
 
-    if not (budget := report["budget"]):
+    if (budget := report.budget) is None:
         return ""
     achieved = budget["achieved"]
     shown = "no error" if achieved is None else Budget.parse(budget["budget"]).shown(achieved)
@@ -298,10 +302,10 @@ def _shape(shapes: Mapping[str, int]) -> str:
     return text
 
 
-def network_line(report: Mapping[str, Any]) -> str:
+def network_line(report: Report) -> str:
     """What the network computes in outside of replaced subgraphs, in one line; empty where that is as in the model."""
-    network = report["network"]
-    if network.get("type", "keep") == "keep":
+    network = report.network
+    if network is None or network["type"] == "keep":
         return ""
     stays = ", ".join(f"{len(nodes)} nodes: {reason}" for reason, nodes in network["float32"].items())
     line = f"{network['type']} instead of float32" + (f"; float32 stay {stays}" if stays else "")
@@ -310,19 +314,20 @@ def network_line(report: Mapping[str, Any]) -> str:
     return line
 
 
-def accuracy_line(report: Mapping[str, Any]) -> str:
+def accuracy_line(report: Report) -> str:
     """The worst output and subgraph and a decoder's steps, as measured, in one line; empty where nothing was."""
-    found = report["accuracy"]
+    found = report.accuracy or Accuracy()
 
-    def worst(rows: list[dict[str, Any]], kind: str) -> str:
-        ranked = [row for row in rows if row["kind"] == kind and row["cosine"] is not None]
-        row = min(ranked, key=lambda row: row["cosine"], default=None)
-        return "" if row is None else f"{kind} {row['name']} {row['cosine']:.5f}"
+    def worst(rows: list[TensorAgreement], kind: str) -> str:
+        ranked = [(row["cosine"], row["name"]) for row in rows if row["kind"] == kind and row["cosine"] is not None]
+        cosine, name = min(ranked, default=(None, ""))
+        return "" if cosine is None else f"{kind} {name} {cosine:.5f}"
 
     rows = found.get("tensors", [])
     parts = [f"worst {text}" for kind in ("output", "subgraph") if (text := worst(rows, kind))]
     if parts and (alone := worst(found.get("network", []), "output")):
-        parts.append(f"the network in {report['network']['type']} alone: {alone}")
+        precision = "16 bits" if report.network is None else report.network["type"]
+        parts.append(f"the network in {precision} alone: {alone}")
     if decoding := found.get("steps"):
         worst_kl = max(step["kl_worst"] for step in decoding["steps"])
         kl = f"KL {decoding['kl']:.2g} (worst {worst_kl:.2g})"
@@ -334,12 +339,12 @@ def accuracy_line(report: Mapping[str, Any]) -> str:
     return f"cosine, {samples} sample{'s' if samples != 1 else ''} ({apart}): {'; '.join(parts)}"
 
 
-def token_line(report: Mapping[str, Any]) -> str:
+def token_line(report: Report) -> str:
     """What a decoder reads for each generated token, in one line; empty where the model is none."""
     from rich.filesize import decimal
 
-    found = report["token_bytes"]
-    if not found:
+    found = report.token_bytes
+    if found is None:
         return ""
     parts = [f"{decimal(int(size))} of weights in {decision}" for decision, size in found["quantized"].items()]
     if kept := found["kept"]:
@@ -353,24 +358,35 @@ def token_line(report: Mapping[str, Any]) -> str:
     )
 
 
-def summary_table(report: Mapping[str, Any]) -> Table:
+def input_lines(report: Report) -> dict[str, str]:
+    """What each input takes, with its range in every profile of the engine."""
+    lines = dict(report.inputs)
+    for profiles, of in ((report.profiles, ""), (report.decode_profiles, " (decode)")):
+        for name, shapes in profiles.items():
+            least, typical, most = ("x".join(map(str, shape)) for shape in shapes)
+            lines[name] = f"{lines.get(name, '')}; {least} to {most}, tuned for {typical}{of}".removeprefix("; ")
+    for name, shapes in report.shape_values.items():
+        least, typical, most = (",".join(map(str, values)) for values in shapes)
+        lines[name] = f"{lines.get(name, '')}; values {least} to {most}, tuned for {typical}".removeprefix("; ")
+    return lines
+
+
+def summary_table(report: Report) -> Table:
     """Sizes, times and files."""
     from rich.filesize import decimal
     from rich.table import Table
     from rich.text import Text
 
-    from trt_nvfp4.builder.report.interface import input_lines
     from trt_nvfp4.builder.report.tables import equal_rows
 
     table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("target", f"{report['target']}" + (f" ({report['backend']})" if report["backend"] else ""))
-    for what, lines in (("input", input_lines(report)), ("output", report["outputs"])):
-        entries = [{"name": name, "line": line} for name, line in lines.items()]
-        for name, (line,), _ in equal_rows(entries, lambda entry: [entry["line"]]):
+    table.add_row("target", f"{report.target}" + (f" ({report.backend})" if report.backend else ""))
+    for what, lines in (("input", input_lines(report)), ("output", report.outputs)):
+        for name, (line,), _ in equal_rows((name, [line]) for name, line in lines.items()):
             table.add_row(what, f"{name}: {line}")
-    if report["recipe"]:
-        table.add_row("NVFP4 recipe", report["recipe"])
-    if weights := report["weights_bytes"]:
+    if report.recipe:
+        table.add_row("NVFP4 recipe", report.recipe)
+    if weights := report.weights_bytes:
         ratio = weights["before"] / max(weights["after"], 1)
         table.add_row("weights", f"{decimal(weights['before'])} -> {decimal(weights['after'])} ({ratio:.2f}x smaller)")
     if unplanned := unplanned_line(report):
@@ -379,27 +395,27 @@ def summary_table(report: Mapping[str, Any]) -> Table:
         table.add_row("network", network)
     if budget := budget_line(report):
         table.add_row("accuracy budget", budget)
-    if times := profiles_line(report["predicted"]):
+    if times := profiles_line(report.predicted):
         table.add_row("profiles", times)
     if reads := token_line(report):
         table.add_row("read per token", reads)
     if accuracy := accuracy_line(report):
         table.add_row("accuracy", accuracy)
-    if report["engine"]:
-        carried = report["plugin_library_bytes"]
+    if report.engine and report.engine_bytes is not None:
+        carried = report.plugin_library_bytes
         of_which = f", of which plugin library {decimal(carried)}" if carried else ""
-        table.add_row("engine", f"{report['engine']} ({decimal(report['engine_bytes'])}{of_which}), verified")
-        if weights := report["plugin_weights"]:
-            size = decimal(weights["bytes"])
-            table.add_row("its weights", f"{weights['tensors']} of plugins in {weights['file']} ({size})")
-        table.add_row("plugin layers", str(report["plugin_layers"]))
-    if report["bundle"]:
-        table.add_row("bundle", f"{report['bundle']} (run build_engine.py in it on the device)")
-    timings = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report["timings_s"].items())
+        table.add_row("engine", f"{report.engine} ({decimal(report.engine_bytes)}{of_which}), verified")
+        if beside := report.plugin_weights:
+            size = decimal(beside["bytes"])
+            table.add_row("its weights", f"{beside['tensors']} of plugins in {beside['file']} ({size})")
+        table.add_row("plugin layers", str(report.plugin_layers))
+    if report.bundle:
+        table.add_row("bundle", f"{report.bundle} (run build_engine.py in it on the device)")
+    timings = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.timings_s.items())
     table.add_row("seconds", timings)
-    table.add_row("peak memory", f"{decimal(report['peak_rss_bytes'])} resident, mapped files included")
-    for what, file in report["files"].items():
+    table.add_row("peak memory", f"{decimal(report.peak_rss_bytes)} resident, mapped files included")
+    for what, file in report.files.items():
         table.add_row(what, file)
-    for warning in report["warnings"]:
+    for warning in report.warnings:
         table.add_row(Text("warning", style="yellow"), warning)
     return table

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.table import Table
@@ -22,15 +21,12 @@ def grid(title: str, headings: Sequence[str], numbers: Sequence[str] = ()) -> Ta
     return table
 
 
-def equal_rows(
-    entries: Iterable[Mapping[str, Any]], cells: Callable[[Mapping[str, Any]], Sequence[str]]
-) -> list[tuple[str, list[str], int]]:
-    """Entries whose names differ in numbers alone and whose `cells` are equal, as (name, cells, how many), in order of
-    appearance: layers.0.mlp and layers.1.mlp are layers.0-1.mlp."""
+def equal_rows(rows: Iterable[tuple[str, Sequence[str]]]) -> list[tuple[str, list[str], int]]:
+    """(name, cells) pairs whose names differ in numbers alone and whose cells are equal, as (name, cells, how many), in
+    order of appearance: layers.0.mlp and layers.1.mlp are layers.0-1.mlp."""
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for entry in entries:
-        key = (_NUMBER.sub("#", entry["name"]), tuple(cells(entry)))
-        groups.setdefault(key, []).append(entry["name"])
+    for name, cells in rows:
+        groups.setdefault((_NUMBER.sub("#", name), tuple(cells)), []).append(name)
     return [(joined_name(names), list(shown), len(names)) for (_, shown), names in groups.items()]
 
 

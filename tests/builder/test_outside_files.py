@@ -59,8 +59,8 @@ def test_a_checkpoint_and_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_bundles_manifest(tmp_path: Path) -> None:
-    shown = dict.fromkeys(inspection.MANIFEST_SHOWN)
-    manifest = {**shown, "model": "../m.onnx", "planned": [], "checksums": {"/dev/zero": "0"}}
+    manifest = {"target": "ada", "arch": "sm_89", "modules": {}, "profiles": [], "checksums": {"/dev/zero": "0"}}
+    manifest |= {"model": "../m.onnx", "planned": [], "plugin_library": None, "plugin_sources": None}
     (tmp_path / inspection.bundle.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(BuilderError, match=OUTSIDE):
         inspection.inspect(tmp_path)

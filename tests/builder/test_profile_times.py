@@ -55,13 +55,13 @@ def test_both_profiles_of_a_decoder_are_shown(tmp_path: Path, seed: int) -> None
     line = profiles_line(report.predicted)
     assert line.startswith(f"prefill of {CAPACITY} rows {total:.3g} us, decode of 1 row ")
     shown = io.StringIO()
-    Console(file=shown, width=400).print(summary_table(vars(report)))
+    Console(file=shown, width=400).print(summary_table(report))
     assert line in shown.getvalue()
-    page = html.page(vars(report), None, "o")
+    page = html.page(report, None, "o")
     assert "<h2>Prefill and decode</h2>" in page
     assert line[1:] in page
 
 
-@pytest.mark.parametrize("predicted", [{}, {"subgraphs": []}, {"subgraphs": [], "prefill": []}])
-def test_without_predictions_there_is_no_line(predicted: dict[str, object]) -> None:
+@pytest.mark.parametrize("predicted", [None, {"subgraphs": []}, {"subgraphs": [], "prefill": []}])
+def test_without_predictions_there_is_no_line(predicted: dict[str, object] | None) -> None:
     assert profiles_line(predicted) == ""

@@ -89,8 +89,12 @@ def test_reports(rewritten: trt_nvfp4.BuildResult, tmp_path: Path) -> None:
     older = tmp_path / "o.report.json"
     for entry in content["subgraphs"]:
         del entry["reason_code"]
+    content |= {"budget": {}, "accuracy": {}}  # which are None today
     older.write_text(json.dumps(content))
-    assert trt_nvfp4.inspect(older)["kind"] == "report"
+    found = trt_nvfp4.inspect(older)
+    assert found.kind == "report"
+    assert (found.report.budget, found.report.accuracy) == (None, None)
+    assert [entry["name"] for entry in found.report.subgraphs] == [entry.name for entry in rewritten.subgraphs]
     del content["token_bytes"]
     older.write_text(json.dumps(content))
     with pytest.raises(TrtNvfp4Error, match="it lacks token_bytes; build again to have one"):

@@ -22,6 +22,7 @@ from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.report import html as html_report
+from trt_nvfp4.builder.report.report import load
 from trt_nvfp4.builder.targets import find_target
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -52,12 +53,24 @@ BUDGET = {
     "budget": "cosine>=0.9",
     "metric": "cosine",
     "achieved": 0.95,
+    "worst_output": "y",
     "held_out_samples": 2,
     "choosing_samples": 3,
+    "predicted_loss": 0.01,
     "roofline_us": 2.5,
-    "subgraphs": {"mlp": [{"decision": "fp8", "seconds": 2.5e-6, "loss": 0.01, "value": 0.9876}]},
+    "subgraphs": {
+        "mlp": [
+            {"decision": "fp8", "seconds": 2.5e-6, "loss": 0.01, "value": 0.9876, "op": "", "worst_output": "y"},
+        ]
+    },
     "tried": [{"roofline_us": 2.5, "achieved": 0.95}],
 }
+
+
+def page_of(report: Path, data: dict[str, Any], name: str = "o") -> str:
+    """The page of a report that holds `data`, without a benchmark."""
+    report.write_text(json.dumps(data))
+    return html_report.page(load(report), None, name)
 
 
 class Page(HTMLParser):
@@ -179,7 +192,7 @@ def test_the_snippet_says_what_tensorrt_refuses(report: Path, refused: str, monk
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"plugin_weights": {"file": "w.safetensors", "bytes": 8}}, "in a file beside it"),
+        ({"plugin_weights": {"file": "w.safetensors", "digest": "0", "bytes": 8, "tensors": 1}}, "in a file beside it"),
         ({"caches_in_place": 2}, "generate"),
         ({"shape_values": {"size": [[1], [2], [3]]}}, "The values of size are shapes"),
     ],
@@ -286,9 +299,9 @@ def test_page_of_no_report(report: Path) -> None:
 
 def test_subgraphs_of_different_tokens(report: Path) -> None:
     data: dict[str, Any] = json.loads(report.read_text())
-    assert "at its published peaks, 128 tokens, of " in html_report.page(data, None, "o")
+    assert "at its published peaks, 128 tokens, of " in page_of(report, data)
     data["predicted"]["subgraphs"][0]["tokens"] = 7
-    assert "at its published peaks, 7 to 128 tokens, of " in html_report.page(data, None, "o")
+    assert "at its published peaks, 7 to 128 tokens, of " in page_of(report, data)
 
 
 def test_names_are_escaped(report: Path) -> None:
@@ -297,7 +310,7 @@ def test_names_are_escaped(report: Path) -> None:
         entry["kind"] = entry["decision"] = "<script>"
     data["subgraphs"][0]["name"] = "<script>alert(1)</script>"
     data["accuracy"]["tensors"][0] |= {"name": '"><b>', "cosine": None, "sqnr_db": None, "max_abs": None}
-    text = html_report.page(data, None, "<i>o</i>")
+    text = page_of(report, data, "<i>o</i>")
     Page(text)
     assert "<script>" not in text
     assert "<i>o" not in text
@@ -309,9 +322,9 @@ def test_advice_is_of_outputs_that_a_budget_counts(report: Path) -> None:
     data: dict[str, Any] = json.loads(report.read_text())
     (output,) = [row for row in data["accuracy"]["tensors"] if row["kind"] == "output"]
     output["sqnr_db"] = 5.0
-    assert f"Output <code>{output['name']}</code> is at 5.0 dB" in html_report.page(data, None, "o")
+    assert f"Output <code>{output['name']}</code> is at 5.0 dB" in page_of(report, data)
     output["discrete"] = True
-    assert "--accuracy-budget" not in html_report.page(data, None, "o")
+    assert "--accuracy-budget" not in page_of(report, data)
 
 
 def test_every_stage_has_a_page(gated_mlps: Path) -> None:
@@ -326,7 +339,7 @@ def test_every_stage_has_a_page(gated_mlps: Path) -> None:
 def test_run_that_went_on_from_a_rewritten_model(report: Path) -> None:
     """It has neither the sizes before nor the samples, and its model was rewritten."""
     data = json.loads(report.read_text()) | {"weights_bytes": {}, "accuracy": {}}
-    text = " ".join(Page(html_report.page(data, None, "o")).text)
+    text = " ".join(Page(page_of(report, data)).text)
     assert "Not known: this run rewrote no model." in text
     assert "Not measured: this run rewrote no model." in text
 
@@ -357,7 +370,7 @@ def test_page_in_a_browser(report: Path, tmp_path: Path, width: int) -> None:
     data["subgraphs"][0]["name"] = "model.layers.0.mlp_without_any_break_" * 5
     data["warnings"].append("w" * 200)
     page = report.with_name("o.report.html")
-    page.write_text(html_report.page(data, None, "o" * 90))
+    page.write_text(page_of(report, data, "o" * 90))
     wanted, shown, messages = in_browser(page, width, tmp_path / "profile")
     assert width - 20 <= shown <= width
     assert wanted <= shown, "the page scrolls sideways"

@@ -18,7 +18,7 @@ from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli.inspect_engine import app
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.report import html as html_report
-from trt_nvfp4.builder.report.inspection import BUILD_RESULT, MANIFEST_SHOWN
+from trt_nvfp4.builder.report.inspection import BUILD_RESULT
 from trt_nvfp4.builder.targets import find_target
 
 
@@ -138,12 +138,15 @@ def test_bundle_with_a_foreign_manifest(tmp_path: Path) -> None:
     [
         ({"checksums": None}, "checksums is None, expected dict[str, str]"),
         ({"planned": 5}, "planned is 5, expected list[object]"),
+        ({"target": None}, "target is None, expected str"),
+        ({"profiles": [{"x": 5}]}, "profiles is [{'x': 5}], expected list[dict[str, list[list[int]]]]"),
         ({"planned": [{"name": "a", "decision": "fp8"}]}, "planned's engine_nodes is None, expected list[str]"),
     ],
     ids=str,
 )
 def test_bundle_with_a_broken_manifest(tmp_path: Path, changed: dict[str, object], text: str) -> None:
-    sound: dict[str, object] = {**dict.fromkeys(MANIFEST_SHOWN), "model": "model.onnx", "planned": [], "checksums": {}}
+    sound: dict[str, object] = {"target": "ada", "arch": "sm_89", "modules": {}, "profiles": [], "checksums": {}}
+    sound |= {"model": "model.onnx", "planned": [], "plugin_library": None, "plugin_sources": None}
     (tmp_path / "manifest.json").write_text(json.dumps(sound | changed))
     shown = CliRunner().invoke(app, [str(tmp_path)])
     assert shown.exit_code == errors.MODEL_AT_FAULT
@@ -154,11 +157,14 @@ def test_bundle_with_a_broken_manifest(tmp_path: Path, changed: dict[str, object
     ("changed", "text"),
     [
         ({"files": None}, "files is None, expected dict[str, str]"),
-        ({"budget": 5}, "budget is 5, expected dict[str, Any]"),
+        ({"budget": 5}, "budget is 5, expected object | None"),
+        ({"budget": {"budget": 5}}, "budget's budget is 5, expected str"),
+        ({"accuracy": {"tensors": [{"name": 5}]}}, "accuracy's tensors's name is 5, expected str"),
+        ({"predicted": {"gpu": None}}, "predicted's gpu is None, expected str"),
         ({"recipe": 5}, "recipe is 5, expected str | None"),
         ({"engine": "o.engine"}, "engine_bytes is None, expected int"),
         ({"timings_s": {"read": "x"}}, "timings_s is {'read': 'x'}, expected dict[str, float]"),
-        ({"subgraphs": [{"decision": 5}]}, "subgraph's decision is 5, expected str"),
+        ({"subgraphs": [{"decision": 5}]}, "subgraphs's decision is 5, expected str"),
     ],
     ids=str,
 )
@@ -202,7 +208,18 @@ def test_types_of_inputs_and_outputs(tmp_path: Path) -> None:
 
 def test_what_a_budget_came_to_is_on_its_side_of_the_limit(out: Path) -> None:
     data = json.loads((out / "o.report.json").read_text())
-    data["budget"] = {"budget": "cosine>=0.99123441", "achieved": 0.99123449, "held_out_samples": 3, "roofline_us": 1.0}
+    data["budget"] = {
+        "budget": "cosine>=0.99123441",
+        "metric": "cosine",
+        "achieved": 0.99123449,
+        "worst_output": "y",
+        "held_out_samples": 3,
+        "choosing_samples": 5,
+        "predicted_loss": None,
+        "roofline_us": 1.0,
+        "subgraphs": {},
+        "tried": [],
+    }
     (out / "o.report.json").write_text(json.dumps(data))
     shown = CliRunner().invoke(app, [str(out / "o.report.json")])
     line = "cosine>=0.99123441: 0.9912345 on 3 held-out samples, roofline 1 us"

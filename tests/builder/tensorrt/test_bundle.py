@@ -198,9 +198,9 @@ def test_existing_folder_is_not_touched(tmp_path: Path, gated_mlps: Path) -> Non
 def test_inspection_finds_a_changed_file(tmp_path: Path, gated_mlps: Path) -> None:
     make_bundle(gated_mlps, tmp_path / "bundle")
     (tmp_path / "bundle" / "model.onnx").write_bytes(b"")
-    assert inspect(tmp_path / "bundle")["changed_files"] == ["model.onnx"]
+    assert inspect(tmp_path / "bundle").changed_files == ["model.onnx"]
     (tmp_path / "bundle" / "model.onnx").unlink()
-    assert inspect(tmp_path / "bundle")["changed_files"] == ["model.onnx"]
+    assert inspect(tmp_path / "bundle").changed_files == ["model.onnx"]
 
 
 def test_no_compiler_for_a_device_like_this_machine(
@@ -288,7 +288,7 @@ def test_timing_cache_of_a_bundle_may_grow(tmp_path: Path, gated_mlps: Path) -> 
     pipeline.run(request)
     assert (tmp_path / "b" / "timing.cache").read_bytes() == b"timings"
     (tmp_path / "b" / "timing.cache").write_bytes(b"timings and more")
-    assert not inspect(tmp_path / "b")["changed_files"]
+    assert not inspect(tmp_path / "b").changed_files
 
 
 Edit = Callable[[Plan], object]
