@@ -35,6 +35,7 @@ from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_ranges
 from trt_nvfp4.graph_passes.weights.published_caches import with_published_scales
 from trt_nvfp4.graph_passes.weights.published_fp8 import published_ranges
 from trt_nvfp4.graph_passes.weights.quantization import weight_readers
+from trt_nvfp4.graph_passes.weights.whole_amax import note_whole_amax
 from trt_nvfp4.plugins.ops import OPS
 
 _CLEANUP = (
@@ -162,6 +163,7 @@ def lower(
     checked = plan.check(model, found=found)
     check_statistics(plan, statistics, (part for _, part in checked))
     target = replace(model, ir_model=model.ir_model.clone())
+    note_whole_amax(target.ir_model)
     parts = rebind([part for _, part in checked], model.graph, target.graph)
     planned = list(zip((entry for entry, _ in checked), parts, strict=True))
     foldings: list[Folding] = []

@@ -17,6 +17,7 @@ from typing import Any
 from trt_nvfp4.builder import roofline
 from trt_nvfp4.builder.bench.decoders import Lengths, lengths_of, predict_steps, time_steps
 from trt_nvfp4.builder.bench.engines import bench_engines
+from trt_nvfp4.builder.bench.ranks import bench_ranks
 from trt_nvfp4.builder.bench.result import DECODER_LABELS, LABELS, MODES, Result, check_destination
 from trt_nvfp4.builder.bench.subgraphs import TimedSubgraph, bench_subgraphs
 from trt_nvfp4.builder.bench.subject import Request, Subject, subject_of, target_of
@@ -27,6 +28,7 @@ from trt_nvfp4.builder.export.decoder_contract import Decoder
 from trt_nvfp4.builder.generate.open import prepared
 from trt_nvfp4.builder.generate.tensorrt_runner import open_engine
 from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
+from trt_nvfp4.builder.parallel.manifest import FILE as RANKS
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.progress import Progress
 from trt_nvfp4.builder.report import html
@@ -62,6 +64,8 @@ def bench(
     data = request.calib_data
     if data is not None and not split_function(data)[0].exists():
         raise BuilderError(USAGE, f"--calib-data {data}: no such file or folder")
+    if (request.subject / RANKS).is_file():
+        return bench_ranks(request, progress, device)
     with ExitStack() as made:
         if request.subject.is_dir():
             # An export takes minutes: what it is for is asked before.

@@ -30,7 +30,8 @@ def bench_engine(
     subject: Annotated[
         Path,
         typer.Argument(
-            help="OUT.engine of build-engine (the files beside it are used), an ONNX file or a Hugging Face directory."
+            help="OUT.engine of build-engine (the files beside it are used), an ONNX file, a Hugging Face directory, "
+            "or a folder with the ranks of a model that is split over GPUs."
         ),
     ],
     target: Annotated[
@@ -92,6 +93,7 @@ def bench_engine(
     - roofline: without a GPU, the least time that the target's published peaks allow; a prediction, marked as one.
 
     Of a language model with caches: the time to the first token of a prompt, and per token at several cached lengths.
+    Ranks run as generate runs them, a process and a GPU for each.
 
     The result of an engine is written beside it, OUT.bench.json, and shown on the build's page, OUT.report.html.
 
@@ -101,12 +103,14 @@ def bench_engine(
         from trt_nvfp4 import api
         from trt_nvfp4.builder.bench.result import tables
         from trt_nvfp4.builder.inputs.shapes import parse_shapes
+        from trt_nvfp4.builder.parallel.launched import is_first
         from trt_nvfp4.builder.tensorrt.load import ENGINES
 
+        beside = subject.with_suffix(".bench.json") if subject.suffix in ENGINES else None
         with ProgressBar() as progress:
             result = api.bench(
                 subject,
-                output=out or (subject.with_suffix(".bench.json") if subject.suffix in ENGINES else None),
+                output=(out or beside) if is_first() else None,
                 target=target,
                 plan=plan,
                 model=model,

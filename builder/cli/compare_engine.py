@@ -39,7 +39,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 def compare_engine(
     reference: Annotated[
         Path,
-        typer.Argument(help="The reference: an ONNX file, an engine, a bundle folder or a Hugging Face directory."),
+        typer.Argument(
+            help="The reference: an ONNX file, an engine, a bundle folder, a folder with the ranks of a model that is "
+            "split over GPUs, or a Hugging Face directory."
+        ),
     ],
     result: Annotated[Path, typer.Argument(help="The model to compare with it, any of the same.")],
     data: Annotated[
@@ -114,6 +117,7 @@ def compare_engine(
         from trt_nvfp4.builder.accuracy.metrics import Thresholds
         from trt_nvfp4.builder.errors import USAGE, VERIFICATION_FAILED, BuilderError
         from trt_nvfp4.builder.inputs.shapes import parse_shapes
+        from trt_nvfp4.builder.parallel.manifest import FILE as RANKS
 
         if steps is not None:
             given: dict[str, object] = {
@@ -132,7 +136,10 @@ def compare_engine(
         # Before an export.
         check_thresholds(Thresholds(min_cosine, min_sqnr, max_abs, max_rel, max_kl), check == "all")
         paths = _exported(reference, made), _exported(result, made)
-        if paths != (reference, result) and data is None and any(map(_is_decoder, paths)):
+        ranks = any((path / RANKS).is_file() for path in paths)
+        if ranks or (paths != (reference, result) and data is None and any(map(_is_decoder, paths))):
+            if ranks and data is not None:
+                raise BuilderError(USAGE, "--data: ranks are compared token by token: leave it out, or give --prompt")
             _compare_steps(*paths, STEPS, [], samples, seed, max_kl, as_json, (str(reference), str(result)))
             return
         given_shapes = parse_shapes(shapes, "--shapes")

@@ -24,6 +24,7 @@ from typer.core import TyperCommand
 
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.command_line import command_line
+from trt_nvfp4.builder.parallel.launched import Launched, is_first
 
 EXIT_CODES = (
     "Exit codes: 0 done; 2 usage (options, shapes, a plan or calibration data that do not fit); "
@@ -154,7 +155,8 @@ class ProgressBar:
 def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
     """Turn an exception into one message and an exit code; with `debug` let it through.
 
-    What ends a process on a server, SIGTERM, cleans up as Ctrl-C does.
+    What ends a process on a server, SIGTERM, cleans up as Ctrl-C does. Of processes that torchrun or mpirun started,
+    the first alone prints, but for errors.
     """
     # Names of files and tensors may hold what the terminal's encoding has not; stderr escapes it anyway.
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -171,6 +173,7 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
     numbers = (signal.SIGTERM,) if ignored else (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
+        output.quiet = status.quiet = not is_first()
         yield
     except (typer.Exit, USAGE_ERROR):
         raise
@@ -186,14 +189,22 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
             text = (
                 f"{type(error).__name__}: {text} (a defect of trt-nvfp4: please report it with the output of --debug)"
             )
-        if as_json:
+        if as_json and not output.quiet:
             _print_failure(text, code)
+        where = _rank() if status.quiet else ""
+        status.quiet = False
         with suppress(OSError):
-            status.print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
+            status.print(Text.assemble(("error: ", "bold red"), where, text), soft_wrap=True)
         raise typer.Exit(code) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _rank() -> str:
+    """In front of a message of a process that prints nothing else."""
+    launched = Launched.found()
+    return "" if launched is None else f"rank {launched.rank}: "
 
 
 def _reader_has_gone(error: BaseException) -> bool:
@@ -263,5 +274,7 @@ def _let_go_of_streams() -> None:
 @_naming(errors.STDOUT)
 def print_json(text: str) -> None:
     """JSON as it is: no colours, no wrapping."""
+    if output.quiet:
+        return
     sys.stdout.write(text + "\n")
     sys.stdout.flush()  # here, where a failure has its message

@@ -27,8 +27,8 @@ def generate(
     model: Annotated[
         Path,
         typer.Argument(
-            help="OUT.engine of build-engine, a bundle folder, a folder with a model's parts, an exported or rewritten "
-            "ONNX model, or a Hugging Face directory."
+            help="OUT.engine of build-engine, a bundle folder, a folder with a model's parts or with the ranks of one "
+            "that is split over GPUs, an exported or rewritten ONNX model, or a Hugging Face directory."
         ),
     ],
     prompt: Annotated[
@@ -67,7 +67,8 @@ def generate(
         typer.Option(
             help="tensorrt: an engine on its GPU. onnxruntime: the ONNX model on the CPU. torch: the ONNX model on any "
             "NVIDIA GPU, with the plugins (compiled at the first use) and torch for the rest. auto: tensorrt for an "
-            "engine, onnxruntime for a model.",
+            "engine, onnxruntime for a model; for ranks torch, a process and a GPU for each, or without a GPU "
+            "onnxruntime, all in one process.",
         ),
     ] = "auto",
     as_json: Annotated[bool, JSON] = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +27,14 @@ _CACHE_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.flo
 class OnnxRunner:
     """Caches are ONNX Runtime's own tensors: what a step gives out, the next takes in."""
 
-    def __init__(self, model: Path) -> None:
-        """Raises BuilderError (model): no decoder with caches, or caches that are not what its metadata says."""
-        self.name = str(model)
-        self.decoder = checked_decoder(with_layer_caches(read(model)), model)
+    def __init__(self, model: Path, prefixes: Sequence[str] = ("",), described_by: Path | None = None) -> None:
+        """`prefixes`: of the names of inputs and outputs, where `model` is several graphs that take the same tokens,
+        each with caches of its own; `described_by` is one of them. The logits are the first one's.
+
+        Raises BuilderError (model): no decoder with caches, or caches that are not what its metadata says."""
+        self.name, self._prefixes = str(model), prefixes
+        described = described_by or model
+        self.decoder = checked_decoder(with_layer_caches(read(described)), described)
         self.longest_step = self.decoder.capacity
         self._session = session(model)
         self._caches: dict[str, onnxruntime.OrtValue] = {}
@@ -39,19 +44,23 @@ class OnnxRunner:
         dtype = _CACHE_TYPES[decoder.cache_dtype]
         types = {name: np.int8 if name in decoder.fp8_caches else dtype for name in decoder.caches}
         self._caches = {
-            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, types[name]))
+            prefix + name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, types[name]))
+            for prefix in self._prefixes
             for name, shape in cache_shapes(decoder, batch).items()
         }
 
     def step(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> Logits:
         lengths = {IDS: ids, PAST_LENGTH: past, NEW_LENGTH: new}
-        feeds = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in lengths.items()}
-        outputs = [LOGITS, *self.decoder.presents]
+        values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in lengths.items()}
+        feeds = {prefix + name: value for prefix in self._prefixes for name, value in values.items()}
+        presents = [prefix + name for prefix in self._prefixes for name in self.decoder.presents]
         try:
-            logits, *presents = self._session.run_with_ort_values(outputs, {**feeds, **self._caches})
+            logits, *caches = self._session.run_with_ort_values(
+                [self._prefixes[0] + LOGITS, *presents], {**feeds, **self._caches}
+            )
         except Exception as error:  # ONNX Runtime's own error types
             raise BuilderError(MODEL_AT_FAULT, f"{self.name}: ONNX Runtime cannot run this model: {error}") from error
-        self._caches = dict(zip(self.decoder.caches, presents, strict=True))
+        self._caches = dict(zip(self._caches, caches, strict=True))
         return HostLogits(last_logits(logits.numpy(), new))
 
     def close(self) -> None:

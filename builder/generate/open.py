@@ -39,15 +39,25 @@ def prepared(path: Path, made: ExitStack, task: str = "generate", max_batch: int
 
 # The manifest of a model of several parts; bundles of decoders carry this module, and not those that read it.
 _PARTS = "components.json"
+# Of the ranks of a split model, likewise.
+_RANKS = "parallel.json"
 
 
 def opened(
     path: Path, made: ExitStack, manifest: Path | None = None, runner: RunnerName = "auto"
 ) -> tuple[Runner, Path]:
-    """The runner of `path`, a Hugging Face directory too, and the file that it runs; messages name `path`.
+    """The runner of `path`, a Hugging Face directory or the ranks of a split model too, and the file or folder that it
+    runs; messages name `path`.
 
-    `made` closes the runner and removes an export. Raises BuilderError as `prepared` and `open_runner` do.
+    `made` closes the runner and removes an export. Raises BuilderError as `prepared`, `open_runner` and
+    `parallel.runner.open_ranks` do.
     """
+    if (path / _RANKS).is_file():
+        from ..parallel.runner import open_ranks
+
+        ranks = open_ranks(path, made, runner)
+        made.callback(ranks.close)
+        return ranks, path
     model = prepared(path, made)
     found = open_runner(model, manifest, runner)
     made.callback(found.close)
@@ -106,6 +116,8 @@ def tokenizer_folder(path: Path) -> Path:
 
 
 def _of_folder(folder: Path, runner: str) -> Path:
+    if (folder / _RANKS).is_file():
+        raise BuilderError(USAGE, f"{folder}: holds the ranks of a model, which run together")
     if (folder / _PARTS).is_file():
         raise BuilderError(USAGE, f"{folder}: holds the parts of a model, which trt_nvfp4.Pipeline runs in Python")
     from ..report.inspection import read_manifest

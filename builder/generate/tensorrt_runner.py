@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BUILD_FAILED, MODEL_AT_FAULT, BuilderError
+from ..errors import BUILD_FAILED, MODEL_AT_FAULT, UNAVAILABLE, BuilderError
 from ..export.decoder_contract import IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, Decoder, decoder_of
 from ..tensorrt.build_script import MANIFEST
 from ..tensorrt.load import load_engine
@@ -45,9 +45,12 @@ class TensorRTRunner:
     """Steps of one token run in the profile made for them, and as a CUDA graph from the third such step of a batch
     on; longer ones run in the prefill profile."""
 
-    def __init__(self, engine: Any, trt: Any, decoder: Decoder, name: str, cuda: Cuda) -> None:
-        """`engine` is an ICudaEngine of the module `trt`. Raises BuilderError (model) where it is not the
-        decoder that the metadata describes."""
+    def __init__(
+        self, engine: Any, trt: Any, decoder: Decoder, name: str, cuda: Cuda, communicator: Any = None
+    ) -> None:
+        """`engine` is an ICudaEngine of the module `trt`; `communicator`: NCCL's as a capsule, for one rank of
+        several. Raises BuilderError (model) where it is not the decoder that the metadata describes."""
+        self._communicator = communicator
         self.name, self._engine, self._trt, self._cuda = name, engine, trt, cuda
         self._check(decoder)
         self._profiles = self._read_profiles()
@@ -116,6 +119,7 @@ class TensorRTRunner:
             context = self._engine.create_execution_context()
             if context is None or not context.set_optimization_profile_async(profile.index, self._cuda.stream):
                 raise BuilderError(BUILD_FAILED, f"{self.name}: TensorRT has no memory for running this engine")
+            self._communicate(context)
             self._contexts[profile.index] = context
         if self._shapes.get(profile.index) == shape:
             return context
@@ -128,6 +132,17 @@ class TensorRTRunner:
             context.set_tensor_address(name, address)
         self._shapes[profile.index] = (shape[0], shape[1])
         return context
+
+    def _communicate(self, context: Any) -> None:
+        """Give a context what its collectives add up over. Every rank's process waits here for all others."""
+        if self._communicator is None:
+            return
+        if not hasattr(context, "set_communicator"):
+            raise BuilderError(
+                UNAVAILABLE, f"{self.name}: this TensorRT has no collectives between GPUs; use TensorRT 11 or newer"
+            )
+        if not context.set_communicator(self._communicator):
+            raise BuilderError(BUILD_FAILED, f"{self.name}: TensorRT did not take NCCL's communicator of the ranks")
 
     def _profile_for(self, tokens: int) -> _Profile:
         fitting = [profile for profile in self._profiles if profile.fewest <= tokens <= profile.most]
@@ -213,12 +228,14 @@ class TensorRTRunner:
                 )
 
 
-def open_engine(path: Path, manifest: Path | None = None) -> TensorRTRunner:
-    """The runner of the engine at `path`, on this machine's GPU; for `manifest` see `open_runner`.
+def open_engine(path: Path, manifest: Path | None = None, communicator: Any = None) -> TensorRTRunner:
+    """The runner of the engine at `path`, on this machine's GPU; for `manifest` see `open_runner`, for `communicator`
+    `TensorRTRunner`.
 
     Raises BuilderError as `load_engine` does, and (model) where the engine is no decoder."""
     engine, backend = load_engine(path)
-    return TensorRTRunner(engine, backend.trt, decoder_beside(path, manifest), f"{path} ({backend.module})", Cuda())
+    decoder, name = decoder_beside(path, manifest), f"{path} ({backend.module})"
+    return TensorRTRunner(engine, backend.trt, decoder, name, Cuda(), communicator)
 
 
 def decoder_beside(engine: Path, manifest: Path | None = None) -> Decoder:

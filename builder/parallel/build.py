@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,21 +17,29 @@ from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, TOKENIZER, CacheOptions
 from trt_nvfp4.builder.export.huggingface import export, is_model_directory
 from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
+from trt_nvfp4.builder.parallel.manifest import MOST_RANKS, RankFolder, rank_name
 from trt_nvfp4.builder.parallel.prediction import predict
 from trt_nvfp4.builder.parallel.shard import Rank
 from trt_nvfp4.builder.parallel.simulate import prefix, simulated
+from trt_nvfp4.builder.parallel.whole_model import calibrate_ranks, share_magnitudes
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.progress import Named, Progress, Silent
-from trt_nvfp4.builder.pipeline.request import Request, check_streaming
+from trt_nvfp4.builder.pipeline.request import Request, check_streaming, check_texts, planned
 from trt_nvfp4.builder.targets import require_here
+from trt_nvfp4.calibration.samples.python_loader import split_function
+from trt_nvfp4.calibration.samples.samples import input_specs, load_samples
+from trt_nvfp4.calibration.statistics.store import is_statistics
+from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import made_folder, scratch
+from trt_nvfp4.graph_passes.load.source import load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.plan import Plan
+from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 
-#: Beside the ranks' engines: how many there are, and what each is called.
-MANIFEST = "parallel.json"
-FORMAT = 1
-_MOST_RANKS = 64
 # A graph of all ranks is one protobuf, which ends at 2 GiB.
 _MOST_BYTES = 1 << 30
+#: What configurations call the experts that a token chooses.
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
 #: Options of one graph's run that ranks have no use for.
 _OF_ONE_GRAPH = ("plan", "packed_weights", "accuracy_budget", "accuracy_data", "stop_after", "surgery")
 
@@ -39,10 +47,10 @@ _OF_ONE_GRAPH = ("plan", "packed_weights", "accuracy_budget", "accuracy_data", "
 def ranks_of(parallel: str) -> list[Rank]:
     """The ranks that `--parallel` asks for. Raises BuilderError (usage)."""
     found = re.fullmatch(r"tp=(\d{1,3})(?:,ep=(\d{1,3}))?", parallel.strip())
-    if found is None or not 2 <= int(found[1]) <= _MOST_RANKS:
+    if found is None or not 2 <= int(found[1]) <= MOST_RANKS:
         raise BuilderError(
             USAGE,
-            f"--parallel {parallel}: expected tp=N or tp=N,ep=M with N from 2 to {_MOST_RANKS}, the number of GPUs",
+            f"--parallel {parallel}: expected tp=N or tp=N,ep=M with N from 2 to {MOST_RANKS}, the number of GPUs",
         )
     count, spread = int(found[1]), int(found[2] or 1)
     if not spread or count % spread:
@@ -82,11 +90,13 @@ def run(request: Request, parallel: str, progress: Progress | None = None) -> Pa
         else:
             found = _together(exported, temporary / "exported.onnx")
             report.chain["export_error"] = check_export(str(request.model), [expected], [found], _in_16_bits(whole))
+        share_magnitudes(exported, ranks)
         destination.mkdir(exist_ok=True)
-        for index, file in enumerate(exported):
-            name = f"rank{index}"
-            built = pipeline.run(_of_rank(request, file, destination / name), Named(progress, name))
-            report.parts[name] = built
+        requests = [_of_rank(request, file, destination / rank_name(index)) for index, file in enumerate(exported)]
+        if request.calib_data is not None:
+            requests = _calibrated(request, requests, exported, temporary, progress)
+        for index, one in enumerate(requests):
+            report.parts[rank_name(index)] = pipeline.run(one, Named(progress, rank_name(index)))
         if expected is not None:
             progress.stage("comparing the rewritten ranks")
             rewritten = [Path(part.files["rewritten model"]) for part in report.parts.values()]
@@ -94,12 +104,32 @@ def run(request: Request, parallel: str, progress: Progress | None = None) -> Pa
             report.chain |= {"cosine": cosine([expected], [found]), "error": relative_error([expected], [found])}
         first = next(iter(report.parts.values()))
         products = [] if first.predicted is None else first.predicted["subgraphs"]
-        report.ranks = predict(request.target.name, ranks[0], products, exported[0])
-        report.warnings += [f"{name}: {text}" for name, part in report.parts.items() for text in part.warnings]
+        report.ranks = predict(request.target.name, ranks[0], products, exported[0], _top_k(request.model))
+        report.warnings += [f"{part}: {text}" for part, built in report.parts.items() for text in built.warnings]
         copy_tokenizer(request.model, destination / TOKENIZER)
-        manifest = {"format": FORMAT, "tp": len(ranks), "ep": ranks[0].spread, "ranks": list(report.parts)}
-        (destination / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        RankFolder(destination, request.target.name, len(ranks), ranks[0].spread, report.ranks).save()
     return report
+
+
+def _calibrated(
+    request: Request, requests: Sequence[Request], exported: Sequence[Path], temporary: Path, progress: Progress
+) -> list[Request]:
+    """The ranks' requests with a plan and statistics: those of the ranks' tensors while all of them run together."""
+    assert request.calib_data is not None
+    wanted, plans = [], []
+    for one in requests:
+        progress.stage(f"planning {one.model.stem}")
+        found = pipeline.run(replace(one, calib_data=request.calib_data, stop_after="plan"))
+        plans.append(Path(found.files["plan"]))
+        wanted.append(calibration_tensors(Plan.load(plans[-1]), find_subgraphs(load(one.model))))
+    if not any(wanted):
+        return [planned(one, plan) for one, plan in zip(requests, plans, strict=True)]
+    progress.stage("calibrating all ranks")
+    samples = load_samples(request.calib_data, input_specs(exported[0]), request.model, request.trust_remote_code)
+    files = calibrate_ranks(exported, wanted, samples, temporary, progress)
+    return [
+        planned(replace(one, calib_data=file), plan) for one, plan, file in zip(requests, plans, files, strict=True)
+    ]
 
 
 def _check(request: Request, parallel: str) -> None:
@@ -108,12 +138,15 @@ def _check(request: Request, parallel: str) -> None:
         raise BuilderError(
             USAGE, f"{flag}: {request.model} is no Hugging Face directory; a model is split where it is exported"
         )
-    if request.calib_data is not None:
+    if request.calib_data is not None and is_statistics(request.calib_data):
         raise BuilderError(
             USAGE,
-            f"--calib-data: one rank's share of a model does not compute the model's activations, so {flag} builds "
-            "without calibration (W4A16); leave --calib-data out",
+            f"--calib-data {request.calib_data}: statistics are of one graph, and {flag} makes several; give the input "
+            "samples",
         )
+    if request.calib_data is not None and not split_function(request.calib_data)[0].exists():
+        raise BuilderError(USAGE, f"--calib-data {request.calib_data}: no such file or folder")
+    check_texts(request)
     for name in _OF_ONE_GRAPH:
         if getattr(request, name) is not None:
             raise BuilderError(USAGE, f"--{name.replace('_', '-')} has no use with {flag}: leave it out")
@@ -132,11 +165,19 @@ def _of_rank(request: Request, file: Path, base: Path) -> Request:
         bundle=base if request.bundle is not None else None,
         # What the whole graph's names say is not known of a part of it.
         task="auto",
+        calib_data=None,
         cache_capacity=None,
         max_batch=None,
         adapter=None,
         accuracy_samples=0,
     )
+
+
+def _top_k(directory: Path) -> int | None:
+    """Experts that a token chooses, by the model's configuration."""
+    config = parse_json((directory / "config.json").read_text())
+    found = next((config[key] for key in _TOP_K if key in config), None)
+    return found if type(found) is int and found > 0 else None
 
 
 def _is_small(paths: list[Path]) -> bool:
@@ -163,11 +204,11 @@ def _logits(path: Path, named: str) -> np.ndarray:
     tokens = np.random.default_rng(0).integers(3, 50, (1, 5))
     feeds = {}
     for port in runner.get_inputs():
-        name = port.name.partition(".")[2] if named else port.name
-        if name == IDS:
+        own = port.name.partition(".")[2] if named else port.name
+        if own == IDS:
             feeds[port.name] = tokens
-        elif name in (PAST_LENGTH, NEW_LENGTH):
-            feeds[port.name] = np.array([0 if name == PAST_LENGTH else 5], np.int64)
+        elif own in (PAST_LENGTH, NEW_LENGTH):
+            feeds[port.name] = np.array([0 if own == PAST_LENGTH else 5], np.int64)
         else:
             feeds[port.name] = np.zeros([1, *port.shape[1:]], np.float32)
     (logits,) = runner.run([named + LOGITS], feeds)

@@ -6,15 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from trt_nvfp4.builder.parallel.shard import Rank
 from trt_nvfp4.builder.report.contents import Prediction
+from trt_nvfp4.builder.roofline import experts_touched
 from trt_nvfp4.common.collectives import is_collective
 
 #: Of a sum of few values over two H200, by NCCL in a CUDA graph, as measured (`parallel.json` among the records).
 SUM_US = 10.0
 _SIXTEEN_BITS = 2
+MOE = "moe"
+#: Draws of experts; so many choices of each expert, on average, that all are chosen.
+_DRAWS, _ALL = 200, 16
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ def sum_us(values: int, ranks: int, link: Link) -> float:
 @dataclass(frozen=True)
 class RanksPrediction:
     """The least microseconds of a step of `tokens` rows: of a rank's products, of the `sums` between ranks, and of one
-    GPU that has the whole model."""
+    GPU that has the whole model. `evenly`: it takes tokens to choose experts, which are spread, evenly at random."""
 
     ranks: int
     link: str
@@ -49,17 +54,21 @@ class RanksPrediction:
     sums_us: float
     one_gpu_us: float
     speed_up: float
+    evenly: bool = False
 
 
-def predict(target: str, rank: Rank, products: Sequence[Prediction], file: Path) -> RanksPrediction | None:
+def predict(
+    target: str, rank: Rank, products: Sequence[Prediction], file: Path, top_k: int | None = None
+) -> RanksPrediction | None:
     """Of a step as the engines are tuned for: `products` are those of `rank`, as `roofline.predict` has them, `file` is
-    its ONNX file. None where nothing is predicted of the products, where experts are spread over ranks, and where a
-    width of the tensors that ranks add up is unknown.
+    its ONNX file; `top_k`: experts that a token chooses, where they are spread over ranks. None where nothing is
+    predicted of the products, where it needs `top_k`, and where a width of the tensors that ranks add up is unknown.
 
-    One GPU reads what all ranks do, so it is taken to need as many times as long for the products. That does not hold
-    of whole experts: the prediction of a rank then counts each token's experts as its own, as if no other had them.
+    One GPU reads what all ranks do, so it is taken to need as many times as long for the products. Of whole experts it
+    reads those that its tokens choose, evenly at random; of the ranks, the one with most of them is waited for.
     """
-    if not products or rank.spread > 1:
+    spreads = rank.spread > 1 and any(entry["kind"] == MOE for entry in products)
+    if not products or (spreads and top_k is None):
         return None
     widths = summed_widths(file)
     if None in widths:
@@ -67,7 +76,15 @@ def predict(target: str, rank: Rank, products: Sequence[Prediction], file: Path)
     ranks = rank.count
     link = LINKS.get(target, PCIE_5)
     rows = max(entry["tokens"] for entry in products)
-    of_rank = sum(entry["predicted_us"]["nvfp4"] for entry in products)
+    of_rank = one_gpu = 0.0
+    for entry in products:
+        us = entry["predicted_us"]["nvfp4"]
+        slowest, alone = 1.0, float(ranks)
+        if spreads and entry["kind"] == MOE:
+            assert top_k is not None
+            slowest, alone = _of_spread_experts(entry, rank, top_k)
+        of_rank += slowest * us
+        one_gpu += alone * us
     sums = [sum_us(rows * width, ranks, link) for width in widths if width is not None]
     return RanksPrediction(
         ranks=ranks,
@@ -76,9 +93,38 @@ def predict(target: str, rank: Rank, products: Sequence[Prediction], file: Path)
         products_us=of_rank,
         sums=len(sums),
         sums_us=sum(sums),
-        one_gpu_us=ranks * of_rank,
-        speed_up=ranks * of_rank / (of_rank + sum(sums)),
+        one_gpu_us=one_gpu,
+        speed_up=one_gpu / (of_rank + sum(sums)),
+        evenly=spreads,
     )
+
+
+def _of_spread_experts(entry: Prediction, rank: Rank, top_k: int) -> tuple[float, float]:
+    """How many times the roofline's time of a rank's mixture the slowest rank takes, and one GPU. The roofline takes
+    each token to choose among the rank's experts alone; a shared expert is split like any MLP."""
+    shapes, tokens = entry["shapes"], entry["tokens"]
+    own = shapes["experts"]
+    counted = experts_touched(own, shapes["top_k"], tokens)
+    routed = counted * shapes["intermediate_features"]
+    routed /= routed + shapes.get("shared_features", 0)
+    slowest = most_chosen(own * rank.spread, top_k, tokens, rank.spread)
+    whole = experts_touched(own * rank.spread, top_k, tokens) * rank.count / rank.spread
+    return routed * slowest / counted + (1 - routed), routed * whole / counted + (1 - routed) * rank.count
+
+
+def most_chosen(experts: int, top_k: int, tokens: int, shares: int) -> float:
+    """Of how many experts in one share at least one of `tokens` chooses, on average, in the share with most of them,
+    where each chooses `top_k` of `experts` evenly at random. By drawing, always the same."""
+    if tokens * top_k > _ALL * experts:
+        return experts / shares
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(_DRAWS):
+        order = rng.random((tokens, experts)).argpartition(top_k - 1, axis=1)[:, :top_k]
+        chosen = np.zeros(experts, bool)
+        chosen[order.ravel()] = True
+        found.append(int(chosen.reshape(shares, -1).sum(1).max()))
+    return float(np.mean(found))
 
 
 def summed_widths(rank: Path) -> list[int | None]:
@@ -93,8 +139,9 @@ def shown(prediction: RanksPrediction) -> str:
     """One line for the summary."""
     ranks, speed_up = prediction.ranks, prediction.speed_up
     verdict = f"{speed_up:.2f} times as fast as one" if speed_up > 1 else f"slower than one ({speed_up:.2f} times)"
+    evenly = ", each token's experts chosen evenly at random" if prediction.evenly else ""
     return (
-        f"least time of {prediction.tokens} tokens at once: {prediction.products_us:.0f} us of a rank's products "
-        f"and {prediction.sums_us:.0f} us of {prediction.sums} sums over {prediction.link}, against "
+        f"least time of {prediction.tokens} tokens at once{evenly}: {prediction.products_us:.0f} us of a rank's "
+        f"products and {prediction.sums_us:.0f} us of {prediction.sums} sums over {prediction.link}, against "
         f"{prediction.one_gpu_us:.0f} us: {ranks} GPUs are {verdict}"
     )

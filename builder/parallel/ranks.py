@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import inspect
 import os
 import signal
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -23,76 +27,152 @@ GRACE = 5.0
 
 
 def run_ranks(work: Callable[..., T], count: int, *arguments: Any, on_gpus: bool = True) -> list[T]:
-    """What `work(rank, count, *arguments)` returns, rank by rank.
+    """What `work(rank, count, *arguments)` returns, rank by rank; for the rest see `Ranks`."""
+    with Ranks(work, count, *arguments, on_gpus=on_gpus) as ranks:
+        found: list[T] = ranks.first
+        return found
 
-    `work` is a function of a module, run in a process of its own in which torch.distributed's default group holds all
-    ranks: over NCCL, each on the GPU of its number, or over gloo on the CPU. Raises BuilderError: unavailable, where
-    the machine has fewer GPUs; failed, naming the first rank that failed or was killed, once all have ended.
+
+class Ranks:
+    """A process for each rank of `work(rank, count, *arguments)`, a function of a module. A context manager.
+
+    In each process torch.distributed's default group holds all ranks: over NCCL, each on the GPU of its number, or over
+    gloo on the CPU. Where `work` is a generator function the processes live on: `first` is what each yields first, and
+    `ask` sends all ranks a value and returns what each yields next. Otherwise `first` is what each returns.
+
+    Raises BuilderError: unavailable, where the machine has fewer GPUs; failed, naming the first rank that failed or was
+    killed, once all have ended. A BuilderError that a rank raises itself keeps its exit code.
     """
-    if on_gpus and torch.cuda.device_count() < count:
-        raise BuilderError(
-            UNAVAILABLE, f"{count} ranks need {count} GPUs, one each; this machine has {torch.cuda.device_count()}"
-        )
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        meeting = f"file://{Path(folder) / 'ranks'}"
-        ranks: list[tuple[BaseProcess, Connection]] = []
+
+    def __init__(self, work: Callable[..., Any], count: int, *arguments: Any, on_gpus: bool = True) -> None:
+        if on_gpus and torch.cuda.device_count() < count:
+            raise BuilderError(
+                UNAVAILABLE, f"{count} ranks need {count} GPUs, one each; this machine has {torch.cuda.device_count()}"
+            )
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        self._ranks: list[tuple[BaseProcess, Connection]] = []
         try:
+            meeting = f"file://{Path(self._folder.name) / 'ranks'}"
             for rank in range(count):
-                ours, theirs = context.Pipe(duplex=False)
+                ours, theirs = context.Pipe()
                 process = context.Process(
                     target=_rank, args=(theirs, meeting, on_gpus, work, rank, count, *arguments), daemon=True
                 )
                 process.start()
                 theirs.close()
-                ranks.append((process, ours))
-            found = _results(ranks)
-            for running, _ in ranks:
-                running.join(GRACE)
-            return found
-        finally:
-            _end([process for process, _ in ranks])
+                self._ranks.append((process, ours))
+            self.first = self._answers()
+        except BaseException:
+            self._end()
+            raise
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def ask(self, question: Any) -> list[Any]:
+        """What each rank makes of `question`, rank by rank."""
+        for _, pipe in self._ranks:
+            with suppress(OSError):  # of a rank that has ended, which its answer tells
+                pipe.send(question)
+        try:
+            return self._answers()
+        except BaseException:
+            self._end()
+            raise
+
+    def close(self) -> None:
+        """End all processes; those that run well end by themselves."""
+        for _, pipe in self._ranks:
+            pipe.close()
+        for process, _ in self._ranks:
+            process.join(GRACE)
+        self._end()
+
+    def _answers(self) -> list[Any]:
+        found: dict[int, Any] = {}
+        count = len(self._ranks)
+        while len(found) < count:
+            open_pipes = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks) if rank not in found}
+            for pipe in wait(list(open_pipes)):
+                rank = open_pipes[pipe]  # type: ignore[index]
+                try:
+                    error, value = self._ranks[rank][1].recv()
+                except (EOFError, OSError):
+                    self._ranks[rank][0].join(GRACE)
+                    raise _failed(rank, count, _death(self._ranks[rank][0].exitcode)) from None
+                if error is not None:
+                    raise _failed(rank, count, f"failed:\n{str(error).strip()}", value)
+                found[rank] = value
+        return [found[rank] for rank in range(count)]
+
+    def _end(self) -> None:
+        """A rank may be inside a collective, which no longer ends: it is told to end, then killed."""
+        processes = [process for process, _ in self._ranks]
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
+        for process in processes:
+            process.join(GRACE)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
 
 
 def _rank(
-    results: Connection, meeting: str, on_gpus: bool, work: Callable[..., Any], rank: int, count: int, *arguments: Any
+    pipe: Connection, meeting: str, on_gpus: bool, work: Callable[..., Any], rank: int, count: int, *arguments: Any
 ) -> None:
+    """Answers are pairs: the error as text, or None; and the value, or the error's exit code."""
     try:
-        options: dict[str, Any] = {}
-        if on_gpus:
-            torch.cuda.set_device(rank)
-            options["device_id"] = torch.device("cuda", rank)
-        distributed.init_process_group(
-            "nccl" if on_gpus else "gloo", init_method=meeting, rank=rank, world_size=count, **options
-        )
+        join(rank, count, meeting, rank if on_gpus else None)
         found = work(rank, count, *arguments)
-        distributed.barrier()
-    except BaseException:
-        results.send((False, traceback.format_exc()))
+        if not inspect.isgenerator(found):
+            distributed.barrier()
+            pipe.send((None, found))
+        else:
+            _serve(pipe, found)
+    except BuilderError as error:
+        pipe.send((str(error), error.exit_code))
         os._exit(1)  # the other ranks are waited for by what the group would do at exit
-    results.send((True, found))
+    except BaseException:
+        pipe.send((traceback.format_exc(), BUILD_FAILED))
+        os._exit(1)
     distributed.destroy_process_group()
 
 
-def _results(ranks: list[tuple[BaseProcess, Connection]]) -> list[Any]:
-    found: dict[int, Any] = {}
-    while len(found) < len(ranks):
-        open_pipes = {pipe: rank for rank, (_, pipe) in enumerate(ranks) if rank not in found}
-        for pipe in wait(list(open_pipes)):
-            rank = open_pipes[pipe]  # type: ignore[index]
-            try:
-                succeeded, value = ranks[rank][1].recv()
-            except EOFError:
-                ranks[rank][0].join(GRACE)
-                raise _failed(rank, len(ranks), _death(ranks[rank][0].exitcode)) from None
-            if not succeeded:
-                raise _failed(rank, len(ranks), f"failed:\n{str(value).strip()}")
-            found[rank] = value
-    return [found[rank] for rank in range(len(ranks))]
+def _serve(pipe: Connection, served: Generator[Any, Any, None]) -> None:
+    """Answer until the pipe is closed."""
+    answer = next(served)
+    while True:
+        pipe.send((None, answer))
+        try:
+            question = pipe.recv()
+        except EOFError:
+            served.close()
+            return
+        answer = served.send(question)
 
 
-def _failed(rank: int, count: int, how: str) -> BuilderError:
-    return BuilderError(BUILD_FAILED, f"rank {rank} of {count} {how}\nThe other ranks were ended.")
+def join(rank: int, count: int, meeting: str, gpu: int | None) -> None:
+    """Make this process one rank of `count`, on a GPU by its number or on the CPU; `meeting` as torch.distributed's
+    `init_method`."""
+    options: dict[str, Any] = {}
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+        options["device_id"] = torch.device("cuda", gpu)
+    distributed.init_process_group(
+        "gloo" if gpu is None else "nccl", init_method=meeting, rank=rank, world_size=count, **options
+    )
+
+
+def _failed(rank: int, count: int, how: str, code: int = BUILD_FAILED) -> BuilderError:
+    return BuilderError(code, f"rank {rank} of {count} {how}\nThe other ranks were ended.")
 
 
 def _death(status: int | None) -> str:
@@ -101,13 +181,14 @@ def _death(status: int | None) -> str:
     return f"ended with status {status}"
 
 
-def _end(processes: list[BaseProcess]) -> None:
-    """A rank may be inside a collective, which no longer ends: it is told to end, then killed."""
-    for process in processes:
-        if process.is_alive():
-            process.terminate()
-    for process in processes:
-        process.join(GRACE)
-        if process.is_alive():
-            process.kill()
-            process.join()
+def communicator() -> Any:
+    """NCCL's communicator of torch.distributed's default group, as the capsule that TensorRT takes. All ranks call
+    this."""
+    from torch.distributed import distributed_c10d
+
+    distributed.barrier()  # which makes it
+    group = distributed_c10d._get_default_group()
+    address = group._get_backend(torch.device("cuda"))._comm_ptr()
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return new(address, None, None)

@@ -33,14 +33,19 @@ class Rank:
         sharing = self.count // self.spread
         return Rank(self.index % sharing, sharing)
 
+    @property
+    def share(self) -> int:
+        """Which share of a mixture's experts it has, or a part of."""
+        return self.index * self.spread // self.count
+
     def experts(self, count: int, where: str) -> range:
         """Which of a mixture's `count` experts it holds. Raises BuilderError (usage)."""
         if count % self.spread:
             raise BuilderError(
                 USAGE, f"--parallel ep={self.spread}: {where} has {count} experts, which cannot be divided by it"
             )
-        share, number = count // self.spread, self.index * self.spread // self.count
-        return range(number * share, (number + 1) * share)
+        size = count // self.spread
+        return range(self.share * size, (self.share + 1) * size)
 
     def part(self, tensor: Tensor, axis: int, what: str) -> Tensor:
         """This rank's of `count` equal parts of `tensor` along an axis. Raises BuilderError (usage)."""

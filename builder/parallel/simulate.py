@@ -9,8 +9,12 @@ import onnx
 from onnx import compose, helper
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.export.layer_caches import with_layer_caches
 from trt_nvfp4.common.collectives import is_collective
 from trt_nvfp4.common.nested_graphs import bodies
+
+# Bytes of tensors that lie beside the graph.
+_LARGE = 1024
 
 
 def prefix(rank: int) -> str:
@@ -24,7 +28,8 @@ def simulated(paths: Sequence[Path]) -> onnx.ModelProto:
     Raises BuilderError (model) where their collectives do not correspond.
     """
     models = [
-        compose.add_prefix(onnx.load(path), prefix(rank), rename_functions=False) for rank, path in enumerate(paths)
+        compose.add_prefix(with_layer_caches(onnx.load(path)), prefix(rank), rename_functions=False)
+        for rank, path in enumerate(paths)
     ]
     collectives = [[node for node in model.graph.node if is_collective(node)] for model in models]
     if len({len(found) for found in collectives}) != 1:
@@ -48,6 +53,11 @@ def simulated(paths: Sequence[Path]) -> onnx.ModelProto:
     del whole.graph.node[:]
     whole.graph.node.extend(_ordered(whole, nodes))
     return whole
+
+
+def save_simulated(paths: Sequence[Path], file: Path) -> None:
+    """The same at `file`, weights beside it: those of all ranks may be more than one protobuf holds."""
+    onnx.save(simulated(paths), file, save_as_external_data=True, size_threshold=_LARGE, location=f"{file.name}.data")
 
 
 def _reads(node: onnx.NodeProto) -> list[str]:

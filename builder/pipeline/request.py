@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import onnx
@@ -149,7 +149,7 @@ def check(request: Request, rewritten: bool) -> None:
     _check_recipe_is_heard(request)
     check_streaming(request)
     _check_interface(request)
-    _check_texts(request)
+    check_texts(request)
     _check_destination(request, rewritten)
 
 
@@ -220,13 +220,26 @@ def _check_budget(request: Request) -> None:
         raise BuilderError(USAGE, "--accuracy-budget needs input samples to measure with: add --calib-data FILE|DIR")
 
 
+#: What a plan has decided.
+PLANNED = ("precision", "moe", "attention", "kv_cache", "activations", "keep_fp32")
+#: Of which subgraphs; --require asks something of those.
+SELECTED = ("kinds", "include", "exclude")
+
+
+def planned(request: Request, plan: Path) -> Request:
+    """`request` as it is carried out once `plan` has decided."""
+    decided = (*PLANNED, *(() if request.require is not None else SELECTED), "recipe")
+    defaults = {option.name: option.default for option in fields(request) if option.name in decided}
+    return replace(request, plan=plan, **defaults)
+
+
 def _check_unheard(request: Request, rewritten: bool) -> None:
     """Options about what a plan has decided, or a rewrite has done."""
     if request.plan is None:
         return
-    unheard = ["precision", "moe", "attention", "kv_cache", "activations", "keep_fp32"]
-    if request.require is None:  # which asks something of the subgraphs that these select
-        unheard += ["kinds", "include", "exclude"]
+    unheard = [*PLANNED]
+    if request.require is None:
+        unheard += SELECTED
     if rewritten:
         unheard += [
             "calib_data",
@@ -329,7 +342,7 @@ def _check_inputs(request: Request) -> None:
             raise BuilderError(USAGE, f"--{option.replace('_', '-')} {path}: no such file or folder")
 
 
-def _check_texts(request: Request) -> None:
+def check_texts(request: Request) -> None:
     """What is wrong with calibration text, or the tokenizer for it, before an export."""
     for file in (request.calib_data, request.accuracy_data):
         if file is not None and file.suffix in TEXTS and request.model.is_dir():

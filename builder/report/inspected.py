@@ -96,6 +96,19 @@ class InspectedParts:
 
 
 @dataclass(frozen=True)
+class InspectedRanks:
+    """A model that is split over `tp` GPUs, experts over `ep` shares; the bytes of the ranks' `models`, which fit
+    together, and whether several GPUs pay, in words."""
+
+    target: str
+    tp: int
+    ep: int
+    models: Mapping[str, int]
+    several_gpus: str | None
+    kind: Literal["ranks"] = "ranks"
+
+
+@dataclass(frozen=True)
 class InspectedEngine:
     """An engine of so many `bytes`. Its layers cannot be read without the target's GPU: `report` is that of its build,
     None where there is none beside it, and `note` says so."""
@@ -107,7 +120,13 @@ class InspectedEngine:
 
 
 Inspection: TypeAlias = (
-    InspectedPlan | InspectedReport | InspectedModel | InspectedBundle | InspectedParts | InspectedEngine
+    InspectedPlan
+    | InspectedReport
+    | InspectedModel
+    | InspectedBundle
+    | InspectedParts
+    | InspectedRanks
+    | InspectedEngine
 )
 
 

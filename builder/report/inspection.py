@@ -12,6 +12,9 @@ from trt_nvfp4.builder.components.manifest import FILE as PARTS
 from trt_nvfp4.builder.components.manifest import Manifest
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.onnx_file import read
+from trt_nvfp4.builder.parallel.manifest import FILE as RANKS
+from trt_nvfp4.builder.parallel.manifest import RankFolder
+from trt_nvfp4.builder.parallel.prediction import shown
 from trt_nvfp4.builder.report import report
 from trt_nvfp4.builder.report.inspected import (
     DeviceBuild,
@@ -20,6 +23,7 @@ from trt_nvfp4.builder.report.inspected import (
     InspectedModel,
     InspectedParts,
     InspectedPlan,
+    InspectedRanks,
     InspectedReport,
     Inspection,
 )
@@ -69,6 +73,8 @@ def inspect(path: Path) -> Inspection:
     """
     if path.is_dir() and (path / PARTS).is_file():
         return _parts(path)
+    if path.is_dir() and (path / RANKS).is_file():
+        return _ranks(path)
     if path.is_dir():
         return _bundle(path)
     if not path.exists():
@@ -137,6 +143,18 @@ def _bundle(path: Path) -> InspectedBundle:
         },
         files={str(file.relative_to(path)): file.stat().st_size for file in sorted(path.iterdir()) if file.is_file()},
         changed_files=changed_files(path, data["checksums"]),
+    )
+
+
+def _ranks(path: Path) -> InspectedRanks:
+    """Raises BuilderError (model) for ranks that do not fit together."""
+    found = RankFolder.read(path)
+    return InspectedRanks(
+        target=found.target,
+        tp=found.count,
+        ep=found.spread,
+        models={str(file.relative_to(path)): file.stat().st_size for file in found.models()},
+        several_gpus=None if found.prediction is None else shown(found.prediction),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 
@@ -11,6 +12,9 @@ from trt_nvfp4.calibration.samples.samples import Sample
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 
 _PAST, _PRESENT = "past_key_values.", "present."
+# Of the names in a graph of all ranks of a split model.
+_RANK = r"(rank\d+\.)?"
+_IS_PAST, _IS_PRESENT = re.compile(_RANK + re.escape(_PAST)), re.compile(_RANK + re.escape(_PRESENT))
 _IDS, _PAST_LENGTH, _NEW_LENGTH = "input_ids", "past_length", "new_length"
 
 
@@ -63,12 +67,12 @@ def halves(sample: Sample) -> list[Sample]:
 
 
 def cache_names(sample: Mapping[str, np.ndarray]) -> list[str]:
-    return [name for name in sample if name.startswith(_PAST)]
+    return [name for name in sample if _IS_PAST.match(name)]
 
 
 def is_present(name: str) -> bool:
     """Whether an output is a cache with the new tokens."""
-    return name.startswith(_PRESENT)
+    return _IS_PRESENT.match(name) is not None
 
 
 def run(
@@ -78,7 +82,7 @@ def run(
     given = dict(sample)
     if isinstance(sample, Continuation):
         caches = cache_names(sample.first)
-        presents = [_PRESENT + name.removeprefix(_PAST) for name in caches]
+        presents = [name.replace(_PAST, _PRESENT, 1) for name in caches]
         given |= dict(zip(caches, session.run(presents, sample.first), strict=True))
     found: list[np.ndarray] = session.run(outputs, given)
     return found

@@ -8,6 +8,8 @@ import onnx_ir as ir
 
 # Key of a value's `meta`: the name of the tensor of the original model that it equals but for rounding.
 OBSERVED = "trt_nvfp4.observed"
+# Of a weight's: the largest magnitudes of the weight that it is one rank's share of, one for each expert.
+WHOLE_AMAX = "trt_nvfp4.whole_amax"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from onnx_ir.convenience import get_const_tensor
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.ir.tensors import read_tensor
 from trt_nvfp4.graph_passes.load.source import ModelError
-from trt_nvfp4.graph_passes.subgraphs.parts import Bias, RMSNorm, Weight
+from trt_nvfp4.graph_passes.subgraphs.parts import WHOLE_AMAX, Bias, RMSNorm, Weight
 
 # Initializers by what they were made of, and how: subgraphs with the same weights read the same ones.
 MadeWeights: TypeAlias = dict[tuple[object, ...], tuple[ir.Value, ...]]
@@ -98,7 +98,7 @@ class Matrix:
 
     @property
     def amax(self) -> torch.Tensor:
-        """Largest magnitude, a float32 scalar.
+        """Largest magnitude, a float32 scalar; where this is one rank's share, that of the whole matrix.
 
         Raises:
             ModelError: a value is NaN or infinite.
@@ -106,6 +106,8 @@ class Matrix:
         extremes = []
         for part in self.parts:
             extreme = torch.stack(torch.aminmax(self._view(part))).abs().max()
+            if (whole := part.stored.meta.get(WHOLE_AMAX)) is not None:
+                extreme = torch.maximum(extreme, torch.tensor(whole[part.expert or 0], dtype=extreme.dtype))
             extremes.append(_as_multiplied(extreme, part) * abs(part.scale))
             if not torch.isfinite(extremes[-1]):
                 raise ModelError(

@@ -12,6 +12,7 @@ import onnx
 import torch
 from torch import Tensor
 
+from trt_nvfp4.common.collectives import DOMAIN as RANKS
 from trt_nvfp4.common.external_data import follow_links
 from trt_nvfp4.plugins.ops import DOMAIN, OPS
 
@@ -109,7 +110,7 @@ def _lack(node: onnx.NodeProto) -> str | None:
     """What Torch does not have of a node."""
     if node.domain == DOMAIN:
         return None if node.op_type in OPS else f"op {DOMAIN}.{node.op_type}"
-    known = OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    known = OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx", RANKS) else None
     if known is None:
         return f"operator {'.'.join(filter(None, (node.domain, node.op_type)))}"
     outputs = sum(1 for name in node.output if name)

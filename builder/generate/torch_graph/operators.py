@@ -1,11 +1,12 @@
 """All standard operators, which the modules of this folder register."""
 
-from . import convolutions, elementwise, indexing, products, quantized, reductions, shapes
+from . import collectives, convolutions, elementwise, indexing, products, quantized, reductions, shapes
 from .registry import OPERATORS, Operator
 
 __all__ = [
     "OPERATORS",
     "Operator",
+    "collectives",
     "convolutions",
     "elementwise",
     "indexing",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from parallel_models import DENSE, saved
 
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.errors import BuilderError
-from trt_nvfp4.builder.parallel.build import MANIFEST, ranks_of, run
+from trt_nvfp4.builder.parallel.build import ranks_of, run
+from trt_nvfp4.builder.parallel.manifest import FILE
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.common.collectives import is_collective
@@ -27,11 +29,14 @@ def test_other_ways_to_split_are_refused(parallel: str) -> None:
     assert error.value.exit_code == errors.USAGE
 
 
-def test_calibration_is_refused(tmp_path: Path) -> None:
+def test_statistics_are_refused(tmp_path: Path) -> None:
     saved("Llama", {**DENSE, "num_hidden_layers": 1}, tmp_path / "model")
-    request = Request(tmp_path / "model", find_target("thor"), bundle=tmp_path / "out", calib_data=tmp_path / "x.txt")
-    with pytest.raises(BuilderError, match="leave --calib-data out"):
+    given = tmp_path / "x.statistics.json"
+    request = Request(tmp_path / "model", find_target("thor"), bundle=tmp_path / "out", calib_data=given)
+    with pytest.raises(BuilderError, match="statistics are of one graph"):
         run(request, "tp=2")
+    with pytest.raises(BuilderError, match=r"none\.txt: no such file"):
+        run(replace(request, calib_data=tmp_path / "none.txt"), "tp=2")
     assert not (tmp_path / "out").exists()
 
 
@@ -60,7 +65,7 @@ def test_engines_of_two_ranks(tmp_path: Path) -> None:
     saved("Llama", {**DENSE, "num_hidden_layers": 1}, tmp_path / "model")
     request = Request(tmp_path / "model", find_target("rtx-blackwell"), output=tmp_path / "out", cache_capacity=32)
     report = run(request, "tp=2")
-    assert json.loads((tmp_path / "out" / MANIFEST).read_text())["ranks"] == ["rank0", "rank1"]
+    assert json.loads((tmp_path / "out" / FILE).read_text())["ranks"] == ["rank0", "rank1"]
     assert report.chain["export_error"] < 1e-4
     assert report.chain["cosine"] > 0.95
     for name, part in report.parts.items():

@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 from trt_nvfp4.builder.errors import BUILD_FAILED, UNAVAILABLE, BuilderError
-from trt_nvfp4.builder.parallel.ranks import run_ranks
+from trt_nvfp4.builder.parallel.ranks import communicator, run_ranks
 
 
 def device() -> str:
@@ -74,3 +74,14 @@ def test_on_every_gpu() -> None:
         with pytest.raises(BuilderError, match=message):
             run_ranks(fails, count, how)
         assert time.monotonic() - start < 120
+
+
+def capsule(rank: int, count: int) -> str:
+    return str(communicator())
+
+
+@pytest.mark.gpu
+def test_the_communicator_for_tensorrt() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    assert all(text.startswith("<capsule object NULL at 0x") for text in run_ranks(capsule, 2))

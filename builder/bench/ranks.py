@@ -1,0 +1,62 @@
+"""How fast the ranks of a split decoder are together: measured where there is a GPU for each, else predicted."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from trt_nvfp4.builder.bench.decoders import lengths_of, time_steps
+from trt_nvfp4.builder.bench.result import Result
+from trt_nvfp4.builder.bench.subject import Request
+from trt_nvfp4.builder.bench.timing import Device
+from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.generate.torch_runner import has_gpu
+from trt_nvfp4.builder.parallel.manifest import RankFolder
+from trt_nvfp4.builder.parallel.prediction import shown
+from trt_nvfp4.builder.parallel.runner import open_ranks
+from trt_nvfp4.builder.pipeline.progress import Progress
+from trt_nvfp4.builder.report.report import versions
+
+_LABELS = {
+    "engine": "measured: an engine in a process for each rank, as generate runs them",
+    "plugins": "measured: plugins and torch in a process for each rank, as generate runs them",
+    "roofline": "predicted: the least time of the ranks' products and of the sums between them; nothing was run",
+}
+
+
+def bench_ranks(request: Request, progress: Progress, device: Callable[[], Device]) -> Result:
+    """Of the folder of ranks `request.subject`. Raises BuilderError: usage for options that say nothing of ranks, or
+    where nothing is predicted; as `open_ranks`."""
+    given = {
+        "--target": request.target,
+        "--plan": request.plan,
+        "--model": request.model,
+        "--shapes": request.shapes,
+        "--calib-data": request.calib_data,
+    }
+    if unused := [option for option, value in given.items() if value]:
+        raise BuilderError(USAGE, f"{request.subject}: its ranks are benched as built: leave {', '.join(unused)} out")
+    folder = RankFolder.read(request.subject)
+    mode = request.mode or ("plugins" if has_gpu() else "roofline")
+    result = Result(mode, str(request.subject), folder.target, _LABELS[mode], versions=versions())
+    if folder.prediction is not None:
+        result.notes.append(f"predicted: {shown(folder.prediction)}")
+    if mode == "roofline":
+        if folder.prediction is None:
+            raise BuilderError(USAGE, f"{request.subject}: nothing is predicted of its ranks; bench them on their GPUs")
+        us = folder.prediction.products_us + folder.prediction.sums_us
+        result.contestants = {"nvfp4": {"predicted_us": us}}
+        return result
+    with ExitStack() as made:
+        progress.stage(f"loading {folder.count} ranks")
+        runner = open_ranks(request.subject, made, "tensorrt" if mode == "engine" else "torch")
+        made.callback(runner.close)
+        lengths = lengths_of(runner.decoder, request.lengths)
+        environment = device().environment
+        before = environment()
+        progress.stage("timing steps")
+        result.steps = time_steps({"nvfp4": runner}, lengths, request.rounds, request.warm_up)
+        result.environment = {"before": before, "after": environment(), "machine": platform.platform()}
+    result.contestants = {name: {"median_us": us} for name, us in result.steps[-1]["us"].items()}
+    return result

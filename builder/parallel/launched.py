@@ -1,0 +1,60 @@
+"""Whether torchrun or mpirun started this process as one of several ranks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from trt_nvfp4.builder.errors import USAGE, BuilderError
+
+# Of torchrun, of Open MPI, and of MPICH and its kin: number, how many, number on this machine.
+_VARIABLES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+_ADDRESS, _PORT = "127.0.0.1", "29500"  # as torch.distributed's own default port
+
+
+@dataclass(frozen=True)
+class Launched:
+    """This process is rank `rank` of `count`, and number `local` on this machine."""
+
+    rank: int
+    count: int
+    local: int
+
+    @classmethod
+    def found(cls) -> Launched | None:
+        """By the environment; None for a process that was started alone. Raises BuilderError (usage) for numbers that
+        are none."""
+        for names in _VARIABLES:
+            texts = [os.environ.get(name) for name in names]
+            if texts[0] is None or texts[1] is None:
+                continue
+            try:
+                rank, count, local = int(texts[0]), int(texts[1]), int(texts[2] or texts[0])
+            except ValueError:
+                rank = count = local = -1
+            if not 0 <= rank < count or local < 0:
+                shown = ", ".join(f"{name}={text}" for name, text in zip(names, texts, strict=True))
+                raise BuilderError(USAGE, f"{shown}: is no rank of several processes; unset these variables")
+            return cls(rank, count, local) if count > 1 else None
+        return None
+
+    def join(self, on_gpu: bool) -> None:
+        """Make torch.distributed's default group of all ranks; they meet at MASTER_ADDR, or on this machine."""
+        from torch import distributed
+
+        from trt_nvfp4.builder.parallel.ranks import join
+
+        if distributed.is_initialized():
+            return
+        address, port = os.environ.get("MASTER_ADDR", _ADDRESS), os.environ.get("MASTER_PORT", _PORT)
+        join(self.rank, self.count, f"tcp://{address}:{port}", self.local if on_gpu else None)
+
+
+def is_first() -> bool:
+    """Whether this process prints and writes: it was started alone, or is the first of several ranks."""
+    launched = Launched.found()
+    return launched is None or launched.rank == 0
