@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
-from trt_nvfp4.builder.components import encoder_decoder, vision_language
+from trt_nvfp4.builder.components import dual_encoder, encoder_decoder, vision_language
 from trt_nvfp4.builder.components.source import Source
 from trt_nvfp4.builder.components.vision import ImageSize
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError, exit_code, first_line
 from trt_nvfp4.builder.export.adapter import Adapter
 from trt_nvfp4.builder.export.decoder_contract import CacheOptions
 from trt_nvfp4.builder.export.huggingface import load_model, longest_sequence, quiet
+
+T = TypeVar("T")
 
 
 def of_directory(
@@ -41,27 +45,48 @@ def of_directory(
             capacity = options.checked_capacity(directory, limit)
             found = encoder_decoder.parts_of(directory, model, capacity, options)
             example = encoder_decoder.example_of(model, found[0])
+        elif dual_encoder.is_dual_encoder(model):
+            size = None if image_size is None else ImageSize.parse(image_size)
+            parts, flows, settings, embedded = _known(
+                directory, model, "embeds texts and images", lambda: dual_encoder.parts_of(directory, model, size)
+            )
+            return Source(directory.name, "run", parts, flows, settings, embedded)
         elif vision_language.takes_images(model):
             text = model.config.get_text_config(decoder=True)
             capacity = options.checked_capacity(directory, getattr(text, "max_position_embeddings", None))
             size = None if image_size is None else ImageSize.parse(image_size)
-            try:
-                found = vision_language.parts_of(directory, model, capacity, options, size)
-                example = vision_language.example_of(model, found[0], found[2])
-            except Exception as error:  # whatever modeling code raises where it is called in another way than its own
-                if exit_code(error) is not None:
-                    raise
-                raise BuilderError(
-                    MODEL_AT_FAULT,
-                    f"{directory}: {type(model).__name__} is a vision-language model of a kind that is not known here: "
-                    "its vision tower does not run on pixel values alone, or its features are counted in another way; "
-                    f"give a Python file with its parts (model.py:components); {first_line(error)}",
-                ) from error
+            found, example = _known(
+                directory,
+                model,
+                "is a vision-language model",
+                lambda: _seeing(directory, model, capacity, options, size),
+            )
         else:
             raise BuilderError(
                 MODEL_AT_FAULT,
-                f"{directory}: {type(model).__name__} is neither an encoder-decoder nor a vision-language model that "
-                "is taken apart here; give a Python file with its parts (model.py:components)",
+                f"{directory}: {type(model).__name__} is neither an encoder-decoder, a vision-language model nor a "
+                "pair of encoders that is taken apart here; give a Python file with its parts (model.py:components)",
             )
     parts, flows, settings = found
     return Source(directory.name, "generate", parts, flows, settings, example)
+
+
+def _seeing(directory: Path, model: Any, capacity: int, options: CacheOptions, size: ImageSize | None) -> Any:
+    found = vision_language.parts_of(directory, model, capacity, options, size)
+    return found, vision_language.example_of(model, found[0], found[2])
+
+
+def _known(directory: Path, model: Any, what: str, take_apart: Callable[[], T]) -> T:
+    """What `take_apart` returns; whatever modeling code raises where it is called in another way than its own becomes
+    a BuilderError."""
+    try:
+        return take_apart()
+    except Exception as error:
+        if exit_code(error) is not None:
+            raise
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: {type(model).__name__} {what}, but is of a kind that is not known here: its vision tower "
+            "does not run on pixel values alone, or its features are counted in another way; give a Python file with "
+            f"its parts (model.py:components); {first_line(error)}",
+        ) from error

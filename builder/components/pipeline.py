@@ -9,7 +9,7 @@ from types import TracebackType
 
 import numpy as np
 
-from trt_nvfp4.builder.components.chain import check_array, check_given, put_all, run_chain
+from trt_nvfp4.builder.components.chain import Values, check_array, check_given, put_all, run_chain, run_part
 from trt_nvfp4.builder.components.check import before_decoding, encoding_parts
 from trt_nvfp4.builder.components.decoding import PartsRunner
 from trt_nvfp4.builder.components.devices.device import Device, decoder_of_parts, numpy_type
@@ -80,6 +80,37 @@ class Pipeline:
         given = put_all(self._device, self.manifest, inputs)
         values = run_chain(self._device, self.manifest, given)
         return {name: self._device.get(values[name]) for name in self.manifest.results()}
+
+    def embed(
+        self, texts: Sequence[str] = (), images: np.ndarray | Sequence[Image] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Of a pair of encoders (CLIP, SigLIP): `text_embeds` of texts and `image_embeds` of images, either or both,
+        each of length 1. Images as for `generate`; similarities are their products, and the manifest's settings say by
+        what to scale them. Raises BuilderError (usage) for another model, and for texts that are too long."""
+        known = self.manifest.settings.get("embeds")
+        if known is None:
+            raise BuilderError(USAGE, f"{self.folder}: this model is no pair of encoders: call run or generate")
+        given: dict[str, np.ndarray] = {}
+        if texts:
+            ids = self._encoded(list(texts), 0)
+            longest, padding = int(known["longest"]), known["padding"]
+            if wrong := [len(row) for row in ids if not 1 <= len(row) <= longest]:
+                raise BuilderError(USAGE, f"a text has {wrong[0]} tokens, expected 1 to {longest}; shorten it")
+            if padding is not None:
+                ids = [[*row, *[int(padding)] * (longest - len(row))] for row in ids]
+            given[IDS], given["attention_mask"] = padded(ids)
+        pixels = self._pixels(images)
+        if pixels is not None:
+            given["pixel_values"] = pixels
+        ports = self.manifest.given()
+        for name, array in given.items():
+            check_array(name, array, ports[name])
+        handles = {name: self._device.put(name, array, ports[name]) for name, array in given.items()}
+        parts = [part for part in self.manifest.parts if part.inputs.keys() <= given.keys()]
+        values: Values = {}
+        for part in parts:
+            values |= run_part(self._device, self.manifest, part, handles, values)
+        return {name.partition(".")[2]: self._device.get(value) for name, value in values.items()}
 
     def generate(
         self,

@@ -60,4 +60,6 @@ def is_of_parts(path: Path, task: str = "auto") -> bool:
     except (ValueError, AttributeError, TypeError):  # said where it is read
         return False
     of_images = "vision_config" in config
+    if of_images and "text_config" in config and any(name.endswith("Model") for name in names):
+        return True  # a pair of encoders
     return (of_images or bool(config.get("is_encoder_decoder"))) and any(n.endswith(_GENERATING) for n in names)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from trt_nvfp4.plugins.compile.library import Progress, build_library
 from trt_nvfp4.plugins.host import PluginHost
@@ -107,7 +107,9 @@ class TorchRunner:
             and not self._decode.waits
         ):
             self._recorded = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._recorded):
+            # NCCL's own thread asks for events meanwhile.
+            mode = "thread_local" if distributed.is_initialized() else "global"
+            with torch.cuda.graph(self._recorded, capture_error_mode=mode):
                 self._logits = self._run(self._decode, self._inputs)
         if self._recorded is None:
             return self._run(self._decode, self._inputs)
