@@ -31,10 +31,7 @@ from trt_nvfp4.calibration.samples.samples import input_specs, load_samples
 from trt_nvfp4.calibration.statistics.store import is_statistics
 from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import made_folder, scratch
-from trt_nvfp4.graph_passes.load.source import load
-from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.plan import Plan
-from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 
 # A graph of all ranks is one protobuf, which ends at 2 GiB.
 _MOST_BYTES = 1 << 30
@@ -116,17 +113,16 @@ def _calibrated(
 ) -> list[Request]:
     """The ranks' requests with a plan and statistics: those of the ranks' tensors while all of them run together."""
     assert request.calib_data is not None
-    wanted, plans = [], []
+    plans = []
     for one in requests:
         progress.stage(f"planning {one.model.stem}")
         found = pipeline.run(replace(one, calib_data=request.calib_data, stop_after="plan"))
         plans.append(Path(found.files["plan"]))
-        wanted.append(calibration_tensors(Plan.load(plans[-1]), find_subgraphs(load(one.model))))
-    if not any(wanted):
-        return [planned(one, plan) for one, plan in zip(requests, plans, strict=True)]
     progress.stage("calibrating all ranks")
     samples = load_samples(request.calib_data, input_specs(exported[0]), request.model, request.trust_remote_code)
-    files = calibrate_ranks(exported, wanted, samples, temporary, progress)
+    files = calibrate_ranks(exported, [Plan.load(plan) for plan in plans], samples, temporary, progress)
+    if not files:
+        return [planned(one, plan) for one, plan in zip(requests, plans, strict=True)]
     return [
         planned(replace(one, calib_data=file), plan) for one, plan, file in zip(requests, plans, files, strict=True)
     ]

@@ -26,68 +26,95 @@ from trt_nvfp4.calibration.statistics.collection import digest
 from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.graph_passes.load.source import load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.plan import Plan
+from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 from trt_nvfp4.graph_passes.weights.whole_amax import KEY, Magnitudes, magnitudes, text_of
 
 
 def share_magnitudes(paths: Sequence[Path], ranks: Sequence[Rank]) -> None:
     """Note in the exported ONNX file of every rank the largest magnitudes of the whole weights, and which model's rank
-    it is. Raises BuilderError (model) for ranks whose weights do not correspond."""
+    it is. Ranks have the same weights in the same order, under names that may differ. Raises BuilderError (model) for
+    ranks whose weights do not correspond."""
     own = [magnitudes(load(path).graph) for path in paths]
     for path, found in zip(paths, own, strict=True):
-        if {name: len(values) for name, values in found.items()} != {n: len(v) for n, v in own[0].items()}:
+        if [len(values) for values in found.values()] != [len(values) for values in own[0].values()]:
             raise BuilderError(MODEL_AT_FAULT, f"{path}: its weights are not those of {paths[0].name} (a defect)")
     # Of stacked experts, ranks of another share have others.
-    shares = {rank.share: [other.index for other in ranks if other.share == rank.share] for rank in ranks}
+    members = {rank.share: [other.index for other in ranks if other.share == rank.share] for rank in ranks}
     everyone = list(range(len(ranks)))
-    known: dict[int, Magnitudes] = {
-        share: {
-            name: _largest([own[index][name] for index in (everyone if len(values) == 1 else members)])
-            for name, values in own[0].items()
-        }
-        for share, members in shares.items()
-    }
+    known = {share: [_largest(rows, members[share], everyone) for rows in _by_weight(own)] for share in members}
     model = hashlib.blake2b(json.dumps(sorted(known.items())).encode(), digest_size=16).hexdigest()
-    for path, rank in zip(paths, ranks, strict=True):
+    for path, rank, found in zip(paths, ranks, own, strict=True):
         proto = onnx.load(path, load_external_data=False)
-        entries = {KEY: text_of(known[rank.share]), RANK: note(rank.index, rank.count, model)}
-        for key, value in entries.items():
+        whole = dict(zip(found, known[rank.share], strict=True))
+        for key, value in {KEY: text_of(whole), RANK: note(rank.index, rank.count, model)}.items():
             proto.metadata_props.add(key=key, value=value)
         with replacing(path) as temporary:
             onnx.save(proto, temporary)
 
 
-def _largest(rows: Sequence[Sequence[float]]) -> list[float]:
-    return [max(values) for values in zip(*rows, strict=True)]
+def _by_weight(own: Sequence[Magnitudes]) -> Iterator[list[Sequence[float]]]:
+    """For every weight, what each rank has of it."""
+    for rows in zip(*(found.values() for found in own), strict=True):
+        yield list(rows)
+
+
+def _largest(rows: Sequence[Sequence[float]], members: Sequence[int], everyone: Sequence[int]) -> list[float]:
+    """Of one weight, over the ranks that have a part of it."""
+    sharing = everyone if len(rows[0]) == 1 else members
+    return [max(values) for values in zip(*(rows[index] for index in sharing), strict=True)]
 
 
 def calibrate_ranks(
     paths: Sequence[Path],
-    wanted: Sequence[Mapping[str, frozenset[str]]],
+    plans: Sequence[Plan],
     samples: Iterable[Sample],
     folder: Path,
     progress: Progress,
 ) -> list[Path]:
-    """Statistics of the tensors that each rank wants, in a file for each in `folder`. `samples` are one rank's.
+    """Statistics of the tensors that each rank's plan can use, in a file for each in `folder`; none where there is no
+    such tensor. `samples` are one rank's.
 
     A tensor's largest magnitude is that of all ranks': ranks read the same tensor, or parts of one row.
     """
+    found = [find_subgraphs(load(path)) for path in paths]
+    wanted = [calibration_tensors(plan, subgraphs) for plan, subgraphs in zip(plans, found, strict=True)]
+    if not any(wanted):
+        return []
     together = folder / "together.onnx"
     save_simulated(paths, together)
     names = {prefix(rank) + name: kinds for rank, own in enumerate(wanted) for name, kinds in own.items()}
-    found = collect(together, names, _of_all_ranks(samples, len(paths)), progress=progress.step)
+    statistics = collect(together, names, _of_all_ranks(samples, len(paths)), progress=progress.step)
+    largest = _largest_of_all(statistics, plans)
     files = []
     for rank, path in enumerate(paths):
         files.append(folder / f"rank{rank}.statistics.json")
-        _of_rank(found, rank, wanted, digest(path)).save(files[-1])
+        _of_rank(statistics, rank, wanted[rank], largest, digest(path)).save(files[-1])
     return files
 
 
-def _of_rank(found: Statistics, rank: int, wanted: Sequence[Mapping[str, frozenset[str]]], model: str) -> Statistics:
-    own = {name: prefix(rank) + name for name in wanted[rank]}
-    amax = {
-        name: max(found.amax[prefix(other) + name] for other, names in enumerate(wanted) if name in names)
-        for name in own
-    }
+def _largest_of_all(statistics: Statistics, plans: Sequence[Plan]) -> dict[str, float]:
+    """By the prefixed name of every rank's tensor: of all that take its place in the ranks' plans, whose names may
+    differ."""
+    places: dict[tuple[str, int], set[str]] = {}
+    for rank, plan in enumerate(plans):
+        for entry in plan.subgraphs:
+            for position, name in enumerate(entry.linear_inputs):
+                if (full := prefix(rank) + name) in statistics.amax:
+                    places.setdefault((entry.name, position), set()).add(full)
+    largest = dict(statistics.amax)
+    for names in places.values():
+        most = max(statistics.amax[name] for name in names)
+        largest |= {name: max(largest[name], most) for name in names}
+    return largest
+
+
+def _of_rank(
+    found: Statistics, rank: int, wanted: Iterable[str], largest: Mapping[str, float], model: str
+) -> Statistics:
+    own = {name: prefix(rank) + name for name in wanted}
+    amax = {name: largest[full] for name, full in own.items()}
     arrays = {name: found.arrays[full] for name, full in own.items() if full in found.arrays}
     rows = {name: found.rows[full] for name, full in own.items() if full in found.rows}
     return Statistics(amax, found.samples, arrays, model, rows)

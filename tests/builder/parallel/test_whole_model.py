@@ -69,11 +69,10 @@ def split(folder: RankFolder, recipe: str, calibrated: bool) -> Split:
     plans = [_plan(source, recipe, calibrated) for source in sources]
     known: list[Statistics | None] = [None] * len(files)
     if calibrated:
-        wanted = [calibration_tensors(plan) for plan in plans]
         data = [text(files[0], seed) for seed in range(3)]
-        whole = collect(files[0], wanted[0], with_filled_caches(data))
+        whole = collect(files[0], calibration_tensors(plans[0]), with_filled_caches(data))
         data = [text(files[1], seed) for seed in range(3)]
-        own = calibrate_ranks(files[1:], wanted[1:], data, folder.folder, Silent())
+        own = calibrate_ranks(files[1:], plans[1:], data, folder.folder, Silent())
         known = [whole, *(Statistics.load(file, path) for file, path in zip(own, files[1:], strict=True))]
     made = [file.with_suffix(".w4a4.onnx") for file in files]
     for source, plan, statistics, file in zip(sources, plans, known, made, strict=True):
