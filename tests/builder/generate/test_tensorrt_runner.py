@@ -13,7 +13,7 @@ import pytest
 
 from onnx_models.fake_gpu import TRT, FakeEngine, FakeRuntime
 from onnx_models.tiny_decoder import TinyDecoder
-from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, UNAVAILABLE, BuilderError
 from trt_nvfp4.builder.generate import cuda, tensorrt_runner
 from trt_nvfp4.builder.generate.cuda import Cuda
 from trt_nvfp4.builder.generate.loop import generate_ids
@@ -48,6 +48,32 @@ def test_tokens_are_those_without_a_cache_and_decode_is_one_graph(
     assert _ids(runner, ragged[:1], 10) == [tiny.greedy(ragged[0], 10)]
     runner.close()
     assert (runtime.graphs, runtime.blocks) == (0, {})
+
+
+def test_one_rank_of_several(tiny: TinyDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each context gets NCCL's communicator; a TensorRT that takes none is told."""
+    capsule = object()
+    given: list[object] = []
+    runner = _runner(tiny, tmp_path, FakeRuntime())
+    runner._communicator = capsule
+    with pytest.raises(BuilderError, match="no collectives between GPUs; use TensorRT 11") as error:
+        _ids(runner, [[1, 2]], 2)
+    assert error.value.exit_code == UNAVAILABLE
+    context = type(runner._engine.create_execution_context())
+
+    def take(_: Any, communicator: object) -> bool:
+        given.append(communicator)
+        return len(given) < 3
+
+    monkeypatch.setattr(context, "set_communicator", take, raising=False)
+    runner = _runner(tiny, tmp_path, FakeRuntime())
+    runner._communicator = capsule
+    assert _ids(runner, [[1, 2]], 3) == [tiny.greedy([1, 2], 3)]
+    assert given == [capsule] * 2  # of prefill and of decode
+    runner = _runner(tiny, tmp_path, FakeRuntime())
+    runner._communicator = capsule
+    with pytest.raises(BuilderError, match="did not take NCCL's communicator"):
+        _ids(runner, [[1, 2]], 2)
 
 
 def test_prompts_longer_than_the_prefill_profile_are_taken_in_pieces(
