@@ -81,7 +81,7 @@ def run(request: Request, progress: Progress | None = None) -> PartsReport:
             del source  # the modules' weights: builds need the memory
             samples = _samples(request, exported, manifest, temporary / "samples", progress)
             for part in manifest.parts:
-                one = _of_part(request, part, exported, folder / part.name, samples)
+                one = _of_part(request, manifest, part, exported, folder / part.name, samples)
                 report.parts[part.name] = pipeline.run(one, Named(progress, part.name))
                 if request.bundle is not None:  # which holds it
                     _remove_model(folder / f"{part.name}.rewritten.onnx")
@@ -210,12 +210,22 @@ def _samples(
     return destination
 
 
-def _of_part(request: Request, part: Part, exported: Path, base: Path, samples: Path | None) -> Request:
+def _of_part(
+    request: Request, manifest: Manifest, part: Part, exported: Path, base: Path, samples: Path | None
+) -> Request:
     """The request for one part; its files are named after `base`."""
     least, typical, most = (
         {name: shape for name, shape in shapes.items() if name in part.inputs}
         for shapes in (request.least, request.typical, request.most)
     )
+    known = manifest.settings.get("embeds")
+    if known is not None and IDS in part.inputs:  # as many tokens as there are positions
+        longest = int(known["longest"])
+        shortest = longest if known["padding"] is not None else 1
+        for name in part.inputs:
+            least = {name: (1, shortest), **least}
+            typical = {name: (1, longest), **typical}
+            most = {name: (request.max_batch or RANGES["batch"][1][2], longest), **most}
     if part.name == "embed":  # as many tokens as the decoder behind it takes
         decoder = decoder_of_parts(exported)
         usual = min(RANGES["sequence"][1][1], decoder.capacity)

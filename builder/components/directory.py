@@ -43,8 +43,9 @@ def of_directory(
                 raise BuilderError(USAGE, f"--image-size {image_size}: {directory} takes no images; leave it out")
             limit = getattr(model.config, "max_target_positions", None) or longest_sequence(directory)
             capacity = options.checked_capacity(directory, limit)
-            found = encoder_decoder.parts_of(directory, model, capacity, options)
-            example = encoder_decoder.example_of(model, found[0])
+            found, example = _known(
+                directory, model, "is an encoder-decoder", lambda: _reading(directory, model, capacity, options)
+            )
         elif dual_encoder.is_dual_encoder(model):
             size = None if image_size is None else ImageSize.parse(image_size)
             parts, flows, settings, embedded = _known(
@@ -71,6 +72,11 @@ def of_directory(
     return Source(directory.name, "generate", parts, flows, settings, example)
 
 
+def _reading(directory: Path, model: Any, capacity: int, options: CacheOptions) -> Any:
+    found = encoder_decoder.parts_of(directory, model, capacity, options)
+    return found, encoder_decoder.example_of(model, found[0])
+
+
 def _seeing(directory: Path, model: Any, capacity: int, options: CacheOptions, size: ImageSize | None) -> Any:
     found = vision_language.parts_of(directory, model, capacity, options, size)
     return found, vision_language.example_of(model, found[0], found[2])
@@ -86,7 +92,7 @@ def _known(directory: Path, model: Any, what: str, take_apart: Callable[[], T]) 
             raise
         raise BuilderError(
             MODEL_AT_FAULT,
-            f"{directory}: {type(model).__name__} {what}, but is of a kind that is not known here: its vision tower "
-            "does not run on pixel values alone, or its features are counted in another way; give a Python file with "
-            f"its parts (model.py:components); {first_line(error)}",
+            f"{directory}: {type(model).__name__} {what}, but of a kind that is not known here: one of its parts "
+            "does not run on its inputs alone, or its features are counted in another way; give a Python file with its "
+            f"parts (model.py:components); {first_line(error)}",
         ) from error

@@ -220,11 +220,15 @@ def _bias_of(part: Any) -> Any:
     ) -> torch.Tensor:
         past = torch.as_tensor(past_seen_tokens).reshape(-1, 1, 1)
         queries = torch.arange(query_length, device=device)[None, :, None] + past
+        options = {
+            "bidirectional": not part.is_decoder,
+            "num_buckets": part.relative_attention_num_buckets,
+            "max_distance": part.relative_attention_max_distance,
+        }
+        taken = inspect.signature(part._relative_position_bucket).parameters  # UMT5's knows its own
         buckets = part._relative_position_bucket(
             torch.arange(key_length, device=device)[None, None] - queries,
-            bidirectional=not part.is_decoder,
-            num_buckets=part.relative_attention_num_buckets,
-            max_distance=part.relative_attention_max_distance,
+            **{name: value for name, value in options.items() if name in taken},
         )
         bias: torch.Tensor = part.relative_attention_bias(buckets).permute(0, 3, 1, 2)
         return bias

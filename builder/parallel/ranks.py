@@ -137,6 +137,7 @@ def _rank(
             pipe.send((None, found))
         else:
             _serve(pipe, found)
+            os._exit(0)  # a group whose sums were recorded in a CUDA graph may wait for itself at its end
     except BuilderError as error:
         pipe.send((str(error), error.exit_code))
         os._exit(1)  # the other ranks are waited for by what the group would do at exit

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -81,6 +84,30 @@ def test_a_process_for_each(folder: RankFolder, expected: list[list[int]]) -> No
     assert error.value.exit_code == errors.BUILD_FAILED
     assert not any(process.is_alive() for process, _ in runner._ranks._ranks)
     runner.close()
+
+
+@pytest.mark.slow
+def test_processes_that_torchrun_started(folder: RankFolder, expected: list[list[int]]) -> None:
+    """Each runs its own rank, and all have the same tokens."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    script = (
+        "import sys\nfrom trt_nvfp4.builder.generate import Generator\n"
+        f"with Generator({str(folder.folder)!r}, runner='torch') as generator:\n"
+        f"    result = generator.generate({PROMPTS}, max_new_tokens={TOKENS}, stop=[])\n"
+        "print([each.token_ids for each in result.generations])\n"
+    )
+    started = []
+    for rank in range(2):
+        named = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **{name: str(value) for name, value in named.items()}}
+        command = [sys.executable, "-c", script]
+        started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    for process in started:
+        printed, _ = process.communicate(timeout=300)
+        assert process.returncode == 0
+        assert printed.strip() == str(expected)
 
 
 @pytest.mark.gpu
