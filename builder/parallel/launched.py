@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 
 from trt_nvfp4.builder.errors import USAGE, BuilderError
@@ -52,6 +53,15 @@ class Launched:
             return
         address, port = os.environ.get("MASTER_ADDR", _ADDRESS), os.environ.get("MASTER_PORT", _PORT)
         join(self.rank, self.count, f"tcp://{address}:{port}", self.local if on_gpu else None)
+
+    def leave(self) -> None:
+        """End the group, once all ranks are here: one that ends earlier takes their connections away. Where this rank
+        fails, others wait for it no longer."""
+        from torch import distributed
+
+        if sys.exc_info()[0] is None:
+            distributed.barrier()
+            distributed.destroy_process_group()
 
 
 def is_first() -> bool:

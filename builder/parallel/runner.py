@@ -115,7 +115,7 @@ def open_ranks(path: Path, made: ExitStack, runner: Name = "auto") -> Runner:
             )
         return _in_one_graph(folder, made)
     if launched is not None:
-        return _launched(folder, runner, launched)
+        return _launched(folder, runner, launched, made)
     if not has_gpu():
         raise BuilderError(
             UNAVAILABLE,
@@ -125,7 +125,7 @@ def open_ranks(path: Path, made: ExitStack, runner: Name = "auto") -> Runner:
     return RanksRunner(folder, runner)
 
 
-def _launched(folder: RankFolder, runner: Name, launched: Launched) -> Runner:
+def _launched(folder: RankFolder, runner: Name, launched: Launched, made: ExitStack) -> Runner:
     if launched.count != folder.count:
         raise BuilderError(
             USAGE,
@@ -134,6 +134,7 @@ def _launched(folder: RankFolder, runner: Name, launched: Launched) -> Runner:
         )
     models = folder.models()
     launched.join(on_gpu=has_gpu())
+    made.callback(launched.leave)  # once its runner is closed
     own = _of_rank(folder.engine(launched.rank) if runner == "tensorrt" else models[launched.rank], runner)
     own.name = f"{folder.folder} ({folder.count} ranks, {_where(own)})"
     return own
