@@ -50,7 +50,7 @@ class _Vision(torch.nn.Module):
 
 def _normalized(features: Any) -> torch.Tensor:
     embeds: torch.Tensor = getattr(features, "pooler_output", features)
-    return embeds / embeds.norm(p=2, dim=-1, keepdim=True)
+    return torch.nn.functional.normalize(embeds, dim=-1)
 
 
 def parts_of(

@@ -131,7 +131,7 @@ def _rank(
     """Answers are pairs: the error as text, or None; and the value, or the error's exit code."""
     try:
         join(rank, count, meeting, rank if on_gpus else None)
-        found = work(rank, count, *arguments)
+        found: Any = work(rank, count, *arguments)
         if not inspect.isgenerator(found):
             distributed.barrier()
             pipe.send((None, found))
@@ -188,8 +188,7 @@ def communicator() -> Any:
     from torch.distributed import distributed_c10d
 
     distributed.barrier()  # which makes it
-    group = distributed_c10d._get_default_group()
-    address = group._get_backend(torch.device("cuda"))._comm_ptr()
+    backend: Any = distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    return new(address, None, None)
+    return new(backend._comm_ptr(), None, None)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -229,7 +230,7 @@ SELECTED = ("kinds", "include", "exclude")
 def planned(request: Request, plan: Path) -> Request:
     """`request` as it is carried out once `plan` has decided."""
     decided = (*PLANNED, *(() if request.require is not None else SELECTED), "recipe")
-    defaults = {option.name: option.default for option in fields(request) if option.name in decided}
+    defaults: dict[str, Any] = {option.name: option.default for option in fields(request) if option.name in decided}
     return replace(request, plan=plan, **defaults)
 
 
