@@ -50,7 +50,8 @@ class _Vision(torch.nn.Module):
 
 def _normalized(features: Any) -> torch.Tensor:
     embeds: torch.Tensor = getattr(features, "pooler_output", features)
-    return torch.nn.functional.normalize(embeds, dim=-1)
+    found: torch.Tensor = embeds / embeds.norm(p=2, dim=-1, keepdim=True)
+    return found
 
 
 def parts_of(
