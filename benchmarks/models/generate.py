@@ -63,6 +63,7 @@ def exported(folder: Path, target: str, max_batch: int) -> Any:
             stop_after="rewrite",
             cache_capacity=CAPACITY,
             max_batch=max_batch,
+            recipe="max",  # of random weights: the quickest
         )
         pipeline.run(request)
     return model
