@@ -52,7 +52,14 @@ by expert (`_scaled_mm`) and in one launch (`_scaled_grouped_mm`)."""
 GENERATE = """## Text without TensorRT
 
 `generate --runner torch`: a language model of eight layers of Qwen3-0.6B's shape, random weights, prompts of 512
-tokens. Our plugins with torch for the rest, and the same graph unquantized in BF16. Tokens are chosen on the GPU."""
+tokens. Our plugins with torch for the rest, the same graph unquantized in BF16, and transformers' own `generate` with a
+static cache, which compiles its decode steps. Tokens are chosen on the GPU.
+
+Behind the first token, where steps are CUDA graphs, the plugins are 2.6 and 2.2 times as fast as transformers. The
+first token comes later than transformers': a prompt's operators are launched one by one and wait for the CPU, on which
+other programs ran (a profile in the same run: 2 of 21 ms are kernels in BF16 at batch 1, 8 of 24 at batch 8). At batch
+8 the plugins take the prompt's 4096 rows in pieces of 64, since W4A16 on Hopper is made for decoding: 4,100 launches,
+whose kernels take 25 of 34 ms."""
 
 ATTENTION = """## Attention over a cache
 
