@@ -176,8 +176,7 @@ def _inputs(
     stacked = subgraph.op == "NVFP4PersistentMLP"
     mlps = [block.mlp for block in subgraph.blocks]
     features = subgraph.shapes["intermediate_features"]
-    # A checkpoint's own weights stay as they are.
-    added = 0 if quantization.checkpoint is not None else filled(features) - features
+    added = filled(features) - features
 
     def weights(mlps: Sequence[Mlp], is_down: bool, stacked: bool, prefix: str) -> dict[str, ir.Value]:
         parts = [linears_of(mlp, is_down) for mlp in mlps]
@@ -226,7 +225,7 @@ def _weights(
     groups = [quantization.checkpoint and packed_sources(quantization.checkpoint, linears) for linears in parts]
     known = [group for group in groups if group]
     if len(known) == len(groups):
-        return packed_initializers(prefix, known, stacked, quantization.made, interleaved)
+        return packed_initializers(prefix, known, stacked, quantization.made, interleaved, size)
     return quantization.initializers(
         prefix,
         parts,

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from trt_nvfp4.common.json_text import read_text
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.graph_passes.load.activation_types import ACTIVATIONS, Activations
 from trt_nvfp4.graph_passes.load.source import ModelError
@@ -29,6 +30,15 @@ class PlanError(ModelError):
     exit_code = 2
 
 
+class _Loader(yaml.SafeLoader):
+    """Without aliases: plans have none, and a short file of them stands for one that fills the memory."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "aliases (*) are not read", self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+
 def write(path: Path, plan: dict[str, Any], decisions: Mapping[str, str]) -> None:
     """Writes a plan, and in its header what each decision means; the file appears only when it is complete."""
     listed = "\n".join(f"#     {decision:<14}{meaning}" for decision, meaning in decisions.items())
@@ -47,10 +57,10 @@ def read(
         PlanError: unreadable, not YAML, nested too deeply, a missing or unknown key, a value of the wrong type.
     """
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        root = yaml.compose(read_text(path), Loader=_Loader)
     except OSError as error:
         raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise PlanError(f"{path}: not a YAML file: {error}") from error
     except RecursionError as error:
         raise PlanError(f"{path}: no plan: nested too deeply") from error

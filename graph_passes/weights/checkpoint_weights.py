@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 import torch
+from torch.nn.functional import pad
 
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint, NVFP4Weight
 from trt_nvfp4.common import nvfp4
@@ -78,35 +79,39 @@ def packed_initializers(
     stacked: bool,
     made: MadeWeights,
     interleaved: bool = True,
+    size: tuple[int, int] | None = None,
 ) -> tuple[ir.Value, ...]:
     """As `nvfp4_initializers`; a group's matrices make one, as in `Matrix`. One group in memory at a time.
 
-    `made` collects them: blocks may share them.
+    `made` collects them: blocks may share them. `size`: rows and K, where they are more than the matrices have: zeros
+    fill them.
 
     Raises:
         CalibrationError: a matrix is not the model's; those of a group have tensor scales of their own, where the op
             has one.
     """
-    key = ("packed", stacked, interleaved, *(source.identity for group in groups for source in group))
+    key = ("packed", stacked, interleaved, size, *(source.identity for group in groups for source in group))
     if key in made:
         return made[key]
     scales = torch.stack([_tensor_scale(group) for group in groups])
     for source in itertools.chain(*groups):
         source.check()
-    rows, k = sum(source.shape[0] for source in groups[0]), groups[0][0].shape[1]
+    own_rows, k = sum(source.shape[0] for source in groups[0]), groups[0][0].shape[1]
+    rows, k = size or (own_rows, k)
     lead = (len(groups),) if stacked else ()
 
-    def joined(parts: list[torch.Tensor]) -> torch.Tensor:
-        return torch.stack(parts, 1).reshape(rows, -1) if interleaved else torch.cat(parts)
+    def joined(parts: list[torch.Tensor], columns: int) -> torch.Tensor:
+        whole = torch.stack(parts, 1).reshape(own_rows, -1) if interleaved else torch.cat(parts)
+        return pad(whole, (0, columns - whole.shape[1], 0, rows - own_rows))
 
     def packed() -> Iterator[torch.Tensor]:
         for group in groups:
-            yield joined([source.read().packed for source in group])
+            yield joined([source.read().packed for source in group], k // 2)
 
     def tiled() -> Iterator[torch.Tensor]:
         for group in groups:
             parts = [source.read().block_scales.view(torch.uint8) for source in group]
-            yield tile_scales(joined(parts).view(torch.float8_e4m3fn))
+            yield tile_scales(joined(parts, k // BLOCK).view(torch.float8_e4m3fn))
 
     tensors = (
         StreamedTensor(prefix, ir.DataType.INT8, (*lead, rows, k // 2), packed),

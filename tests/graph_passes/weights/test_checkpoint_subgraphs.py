@@ -186,6 +186,38 @@ def test_a_scale_of_activations_that_gate_alone_has(loaded: Load, tmp_path: Path
     assert ranges == {"h": pytest.approx(0.25 * 6 * 448)}
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_zeros_fill_weights_of_a_checkpoint(gated: bool, loaded: Load, tmp_path: Path, seed: int) -> None:
+    """Intermediate features that are no multiple of 32, as SigLIP's 4304: the published bytes, and zeros beside them,
+    so that the kernels that the plan names serve them."""
+    model, graph = mlp_model(spec(gated=gated, biases=True, intermediate=1008, seed=seed))
+    tensors, source = published(graph), loaded(model)
+    checkpoint = saved(tensors, tmp_path)
+    result = rewrite(source, decided(source, "nvfp4_w4a16"), None, tmp_path / "o.onnx", checkpoint=checkpoint)
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(result.path).graph.initializer}
+    parts, rows = 1 + gated, 1008 * (1 + gated)
+    shapes = {"up_weight": (-1, 16), "down_weight": (-1, 512)}
+    first, down = (
+        array.view(np.uint8).reshape(shape)
+        for end, shape in shapes.items()
+        for name, array in arrays.items()
+        if name.endswith(end)
+    )
+    np.testing.assert_array_equal(first[parts - 1 : rows : parts], tensors["up.weight"])
+    np.testing.assert_array_equal(down[:, :504], tensors["down.weight"])
+    assert len(first) == 1024 * parts
+    assert not first[rows:].any()
+    assert not down[:, 504:].any()
+    for tensor in model.graph.initializer:
+        if len(tensor.dims) == 2:
+            parts = (tensors[f"{tensor.name}.{part}"] for part in ("weight", "weight_scale", "weight_scale_2"))
+            tensor.CopyFrom(numpy_helper.from_array(nvfp4.dequantize(*parts).T.numpy(), tensor.name))
+    onnx.save(model, tmp_path / "rounded.onnx")
+    x = np.random.default_rng(seed).standard_normal((2, 3, 32)).astype(np.float32)
+    (found,), (expected,) = run(result.path, x), run(tmp_path / "rounded.onnx", x)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
 def test_what_stays_in_16_bits(llama: Llama, tmp_path: Path) -> None:
     """A layer that the checkpoint lacks is quantized as without it."""
     model, source = llama
