@@ -14,6 +14,8 @@ READER_GONE = 141
 # What failures of writing to these are named by, where files have their paths.
 STDOUT, STDERR = "stdout", "stderr"
 
+# Characters of a message.
+_LONGEST = 3000
 _MORE_MEMORY = "end other programs that use it, or run this on a machine with more"
 
 
@@ -65,7 +67,15 @@ def _is_taken(error: BaseException) -> bool:
 
 
 def message(error: BaseException) -> str:
-    """What is printed: the error's own words; where nothing can be written or memory is short, what to do."""
+    """What is printed: the error's own words, shortened where names in it would fill the terminal; where nothing can be
+    written or memory is short, what to do."""
+    text = _message(error)
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 2]} [... {len(text) - _LONGEST} characters ...] {text[-_LONGEST // 2 :]}"
+
+
+def _message(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; nothing half-written was left"
     if _out_of_memory(error):

@@ -16,7 +16,7 @@ from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.report.charts import number
 from trt_nvfp4.builder.report.contents import Prediction
 from trt_nvfp4.builder.report.html import CONTESTANTS
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.common.replacing import replacing
 
 MODES = ("engine", "plugins", "roofline")
@@ -74,7 +74,7 @@ def check_destination(path: Path) -> None:
 
 def _is_result(path: Path) -> bool:
     try:
-        found = parse_json(path.read_text())
+        found = read_json(path)
     except ValueError:
         return False
     return isinstance(found, dict) and {"mode", "contestants"} <= found.keys()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_text import read_json
 
 FILE = "components.json"
 FORMAT = 1
@@ -169,17 +169,17 @@ class Manifest:
         if not path.is_file():
             raise BuilderError(USAGE, f"{folder}: holds no parts of a model (it has no {FILE})")
         try:
-            found = parse_json(path.read_text())
+            found = read_json(path)
             if found["format"] != FORMAT:
                 raise ValueError(f"format {found['format']}, expected {FORMAT}")
             manifest = cls.of(found)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
             raise BuilderError(MODEL_AT_FAULT, f"{path}: cannot be read ({error!r}); build the model again") from error
         return manifest.check(str(path))
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Manifest:
-        """From JSON. Raises ValueError, KeyError, TypeError or AttributeError for anything else."""
+        """From JSON. Raises ValueError, OverflowError, KeyError, TypeError or AttributeError for anything else."""
         parts = [
             Part(
                 str(part["name"]),

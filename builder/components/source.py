@@ -13,7 +13,7 @@ import torch
 from trt_nvfp4.builder.components.manifest import Flow
 from trt_nvfp4.builder.components.parts import TorchPart
 from trt_nvfp4.builder.export.huggingface import is_model_directory
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_text import read_json
 
 #: How the names of classes end that generate from an encoder, or from images and text.
 _GENERATING = ("ForConditionalGeneration", "MTModel", "VisionEncoderDecoderModel")
@@ -55,7 +55,7 @@ def is_of_parts(path: Path, task: str = "auto") -> bool:
     if task == "features" or not is_model_directory(path):
         return False
     try:
-        config = parse_json((path / "config.json").read_text(encoding="utf-8"))
+        config = read_json(path / "config.json")
         names = [str(name) for name in config.get("architectures") or ()]
     except (ValueError, AttributeError, TypeError):  # said where it is read
         return False

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_text import read_json
 
 PIXELS, FEATURES, DEEPSTACK = "pixel_values", "image_features", "deepstack"
 
@@ -196,7 +196,7 @@ def _of_processor(directory: Path) -> ImageSize | None:
     """The size that the directory's image processor states, where it states one."""
     file = directory / "preprocessor_config.json"
     try:
-        size = parse_json(file.read_text(encoding="utf-8")).get("size", {}) if file.is_file() else {}
+        size = read_json(file).get("size", {}) if file.is_file() else {}
         return ImageSize(int(size["height"]), int(size["width"])) if {"height", "width"} <= size.keys() else None
     except (ValueError, TypeError, AttributeError) as error:
         raise BuilderError(MODEL_AT_FAULT, f"{file}: its size cannot be read ({error})") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.common.errors import CalibrationError
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.common.safetensors_files import SafetensorsFiles
 
 _CONFIG, _WEIGHTS, _PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
@@ -23,6 +24,11 @@ _MERGE_IT = "merge it with peft (merge_and_unload), save that and give its direc
 _FACTORS = (("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B"))
 # Ways to begin a training that leave the base as it is.
 _PLAIN_BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal")
+
+
+# Of patterns of modules: names, and a few repetitions of characters. Others may take Python's matcher for ever.
+_PLAIN = re.compile(r"[\w.\\*+?^$|\[\]-]{1,500}")
+_MOST_REPETITIONS = 4
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ class Adapter:
                 f"{name} is {list(weight.shape)} in the model and {list(change.shape)} in the adapter: it was trained "
                 "on another one"
             )
-        alpha = _of_module(config.get("alpha_pattern"), name, config.get("lora_alpha"))
+        alpha = self._of_module(config.get("alpha_pattern"), name, config.get("lora_alpha"))
         if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
             raise self._error(f"{_CONFIG} must state lora_alpha, a number, found {alpha!r}")
         scale = self.factor * alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
@@ -121,10 +127,20 @@ class Adapter:
                 f"it changes {name}, which {type(model).__name__} does not have: it is of another model"
             ) from error
 
+    def _of_module(self, pattern: Any, module: str, default: Any) -> Any:
+        """The value of a module in peft's patterns: names or regular expressions of their last parts."""
+        for key, value in pattern.items() if isinstance(pattern, dict) else ():
+            if not _PLAIN.fullmatch(key) or sum(map(key.count, "*+?")) > _MOST_REPETITIONS:
+                raise self._error(f"the pattern {key!r} in {_CONFIG} is not read here; {_MERGE_IT}")
+            with suppress(re.error):
+                if re.match(rf"(.*\.)?({key})$", module):
+                    return value
+        return default
+
     def _config(self) -> Mapping[str, Any]:
         file = self.directory / _CONFIG
         try:
-            config = parse_json(file.read_text(encoding="utf-8"))
+            config = read_json(file)
         except (OSError, ValueError) as error:
             raise self._error(f"{_CONFIG} cannot be read ({error}); give the directory that peft saved") from error
         kind = config.get("peft_type") if isinstance(config, dict) else None
@@ -163,14 +179,3 @@ def _module(key: str) -> str:
         for factor in factors:
             name = name.removesuffix(f".{factor}")
     return name
-
-
-def _of_module(pattern: Any, module: str, default: Any) -> Any:
-    """The value of a module in peft's patterns: names or regular expressions of their last parts."""
-    for key, value in pattern.items() if isinstance(pattern, dict) else ():
-        try:
-            if re.match(rf"(.*\.)?({key})$", module):
-                return value
-        except re.error:
-            continue
-    return default

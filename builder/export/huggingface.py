@@ -22,7 +22,7 @@ from trt_nvfp4.builder.export.decoder_contract import DECODER, CacheOptions
 from trt_nvfp4.builder.export.loading import EXPORT_IT, load_directory
 from trt_nvfp4.builder.onnx_file import EXPORTED
 from trt_nvfp4.common.external_data import inside
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_text import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -176,7 +176,7 @@ def load_model(
 
 def _check_files(directory: Path) -> None:
     try:
-        config = parse_json((directory / "config.json").read_text())
+        config = read_json(directory / "config.json")
     except ValueError as error:
         raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: not JSON ({error})") from error
     if not isinstance(config, dict) or "model_type" not in config:
@@ -198,7 +198,7 @@ def _check_files(directory: Path) -> None:
 def _check_index(directory: Path, index: Path) -> None:
     """Refuse an index that names files outside the directory, which transformers would read."""
     try:
-        places = parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()
+        places = read_json(index)["weight_map"].values()
         for name in set(places):
             inside(directory, name)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.graph_passes.decoders.inplace_cache import convert, keeps_cache
 from trt_nvfp4.graph_passes.ir.save import write
 from trt_nvfp4.graph_passes.load.source import load
@@ -73,7 +73,7 @@ def _eos(folder: Path, config: dict[str, Any]) -> list[int]:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        found = parse_json(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        found = read_json(file) if file.is_file() else {}
     except ValueError as error:
         raise BuilderError(MODEL_AT_FAULT, f"{file}: not JSON ({error})") from error
     return found if isinstance(found, dict) else {}

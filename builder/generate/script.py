@@ -14,6 +14,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from trt_nvfp4.common.json_text import read_json
+
 from ..errors import MODEL_AT_FAULT, USAGE, BuilderError, exit_code, message, printable
 from ..tensorrt.build_script import MANIFEST
 from .generator import Generator, Prompt, Result
@@ -79,7 +81,7 @@ def _prompts(texts: list[str], ids: list[str]) -> list[Prompt]:
 
 def _engine(manifest: Path) -> str:
     try:
-        return str(json.loads(manifest.read_text())["engine"])
+        return str(read_json(manifest)["engine"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BuilderError(MODEL_AT_FAULT, f"{manifest}: no manifest of trt-nvfp4 ({error!r})") from error
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from trt_nvfp4.common.json_text import read_json
+
 from ..errors import BUILD_FAILED, MODEL_AT_FAULT, UNAVAILABLE, BuilderError
 from ..export.decoder_contract import IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, Decoder, decoder_of
 from ..tensorrt.build_script import MANIFEST
@@ -243,7 +245,7 @@ def decoder_beside(engine: Path, manifest: Path | None = None) -> Decoder:
     (model) without either."""
     manifest, rewritten = manifest or engine.parent / MANIFEST, engine.with_suffix(".rewritten.onnx")
     try:
-        if manifest.is_file() and (noted := json.loads(manifest.read_text()).get("decoder")) is not None:
+        if manifest.is_file() and (noted := read_json(manifest).get("decoder")) is not None:
             return Decoder.parse(json.dumps(noted))
         found = None
         if rewritten.is_file():

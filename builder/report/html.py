@@ -28,7 +28,7 @@ from trt_nvfp4.builder.report import report as build_report
 from trt_nvfp4.builder.report.contents import Accuracy, Prediction, ReportedSubgraph, TensorAgreement
 from trt_nvfp4.builder.report.report import Report, input_lines
 from trt_nvfp4.builder.report.tables import equal_rows
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.graph_passes.lowerings.registry import FP8_PLUGIN
 from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
@@ -48,7 +48,7 @@ def write(report: Path) -> Path:
     newer = measured.is_file() and measured.stat().st_mtime_ns >= report.stat().st_mtime_ns
     destination = report.with_name(base + ".report.html")
     try:
-        bench = parse_json(measured.read_text(encoding="utf-8")) if newer else None
+        bench = read_json(measured) if newer else None
         written = page(built, bench, base)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError) as error:
         raise BuilderError(

@@ -31,7 +31,7 @@ from trt_nvfp4.builder.report.interface import interface
 from trt_nvfp4.builder.report.json_types import misfits
 from trt_nvfp4.builder.tensorrt import build_script, bundle
 from trt_nvfp4.common.external_data import inside
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
 
@@ -106,7 +106,7 @@ def _report(path: Path) -> report.Report | DeviceBuild:
 def _built_from_bundle(path: Path) -> DeviceBuild | None:
     """What a bundle's build script reported; None for any other file."""
     try:
-        data = parse_json(path.read_text())
+        data = read_json(path)
     except ValueError:
         return None
     if not isinstance(data, dict) or not data.keys() >= BUILD_RESULT or misfits(data, _BUILT_TYPES):
@@ -178,7 +178,7 @@ def read_manifest(folder: Path) -> BundleManifest:
     if not manifest.is_file():
         raise BuilderError(USAGE, f"{folder}: not a bundle (it has no {bundle.MANIFEST})")
     try:
-        data = parse_json(manifest.read_text())
+        data = read_json(manifest)
     except ValueError as error:
         raise BuilderError(MODEL_AT_FAULT, f"{manifest}: not JSON ({error}); copy the bundle again") from error
     needed = BundleManifest.__annotations__.keys()

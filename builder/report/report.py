@@ -31,7 +31,7 @@ from trt_nvfp4.builder.report.contents import (
     TokenBytes,
 )
 from trt_nvfp4.builder.report.json_types import misfits
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.graph_passes.planning.plan import KINDS, has_ranges
 from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
@@ -187,7 +187,7 @@ def load(path: Path) -> Report:
     """The contents of OUT.report.json. Raises BuilderError (usage) for any other file, and for a report of a version
     whose reports hold other things."""
     try:
-        found = parse_json(path.read_text())
+        found = read_json(path)
     except ValueError as error:
         raise BuilderError(USAGE, f"{path}: not JSON ({error})") from error
     if not isinstance(found, dict) or not {"subgraphs", "timings_s"} <= found.keys():

@@ -52,6 +52,7 @@ from trt_nvfp4.builder.tensorrt.verify import (
     copied_weights,
     float32_products,
 )
+from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.common.replacing import made_folder, replacing
 from trt_nvfp4.plugins.compile.ownership import own_folder
 
@@ -70,13 +71,18 @@ def sha256(path: Path) -> str:
 def read_job(manifest: Path, output: Path | None) -> Job:
     """What the manifest says, and where the engine goes. Raises BuilderError (model) for what is no manifest."""
     try:
-        data = json.loads(manifest.read_text())
+        data = read_json(manifest)
         folder = manifest.resolve().parent
         capability = tuple(data["compute_capability"])
         module = choose_module(data["modules"], capability)
 
+        def file(name: str) -> Path:
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ValueError(f"{name!r} lies outside of its folder")
+            return folder / name
+
         def inside(name: str | None) -> Path | None:
-            return None if name is None else folder / name
+            return None if name is None else file(name)
 
         # Manifests of earlier versions say nothing of it.
         weights = data.get("weights")
@@ -86,8 +92,8 @@ def read_job(manifest: Path, output: Path | None) -> Job:
             compute_capability=capability,
             module=module,
             oldest_version=data["modules"][module],
-            model=folder / (data["model"] if weights is None else weights["network"]),
-            engine=(output or folder / data["engine"]).absolute(),
+            model=file(data["model"] if weights is None else weights["network"]),
+            engine=(output or file(data["engine"])).absolute(),
             plugin_library=inside(data["plugin_library"]),
             plugin_sources=inside(data["plugin_sources"]),
             embed_plugins=bool(data["embed_plugins"]),
@@ -99,10 +105,10 @@ def read_job(manifest: Path, output: Path | None) -> Job:
             planned=tuple(_planned(entry) for entry in data["planned"]),
             attentions={name: AttentionNode(**entry) for name, entry in data["attentions"].items()},
             caches=dict(data["caches"]),
-            checksums={folder / name: digest for name, digest in data["checksums"].items()},
+            checksums={file(name): digest for name, digest in data["checksums"].items()},
             weights=None
             if weights is None
-            else Weights(folder / weights["file"], str(weights["digest"]), tuple(weights["inputs"])),
+            else Weights(file(weights["file"]), str(weights["digest"]), tuple(weights["inputs"])),
             weight_streaming=bool(data.get("weight_streaming")),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

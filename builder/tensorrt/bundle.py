@@ -47,13 +47,13 @@ MODULES = (
     *("builder/__init__.py", "builder/errors.py"),
     *(f"builder/tensorrt/{name}.py" for name in ("__init__", "backend", "build_script", "job", "network_checks")),
     *(f"builder/tensorrt/{name}.py" for name in ("verify", "weights_file")),
-    *("errors.py", "common/__init__.py", "common/replacing.py"),
+    *("errors.py", "common/__init__.py", "common/json_text.py", "common/replacing.py"),
     *(f"plugins/{name}.py" for name in ("__init__", "compile/__init__", "compile/ownership")),
 )
 #: Those that a decoder's generate.py runs, beside these and NumPy.
 GENERATE_MODULES = (
     *(f"builder/tensorrt/{name}.py" for name in ("bound_weights", "load", "runtime_cache")),
-    *("common/cache_names.py", "common/json_text.py"),
+    "common/cache_names.py",
     *("builder/export/__init__.py", "builder/export/decoder_contract.py"),
     *(
         f"builder/generate/{name}.py"

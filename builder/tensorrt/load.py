@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
 from trt_nvfp4.builder.tensorrt import backend, build_script
 from trt_nvfp4.builder.tensorrt.runtime_cache import EngineWithCache
 from trt_nvfp4.builder.tensorrt.weights_file import named_digest
+from trt_nvfp4.common.json_text import read_json
 
 #: How files of engines end.
 ENGINES = (".engine", ".plan")
@@ -20,7 +20,7 @@ MODULES = ("tensorrt", "tensorrt_rtx")
 def built_by(engine: Path) -> dict[str, Any]:
     """The report beside an engine, where there is one: its `backend`, `versions`, `model`, `target`, ..."""
     try:
-        found = json.loads(build_script.report_file(engine).read_text())
+        found = read_json(build_script.report_file(engine))
     except (OSError, ValueError, RecursionError):
         return {}
     described = isinstance(found, dict) and all(isinstance(found.get(key, {}), dict) for key in ("versions", "files"))

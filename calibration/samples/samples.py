@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import psutil
 
 from trt_nvfp4.calibration.samples import python_loader, text
 from trt_nvfp4.common.errors import CalibrationError
@@ -170,6 +171,11 @@ def _empty_caches(specs: Mapping[str, InputSpec]) -> dict[str, np.ndarray]:
 
 def _npz(file: Path) -> Sample:
     try:
+        with zipfile.ZipFile(file) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        # A small file may hold an array of zeros of any size.
+        if size > (free := psutil.virtual_memory().available):
+            raise ValueError(f"its arrays take {size} bytes, and {free} of memory are free")
         with np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except Exception as error:  # NumPy's, zipfile's and zlib's, for what is empty, cut off or another kind of file

@@ -11,7 +11,7 @@ import numpy as np
 
 from trt_nvfp4.calibration.samples import chats
 from trt_nvfp4.common.errors import CalibrationError
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_text import read_json
 
 # Of files that are read here.
 SUFFIXES = (".txt", ".jsonl")
@@ -161,7 +161,7 @@ def _config(directory: Path | None) -> dict[str, Any]:
     if file is None or not file.exists():
         return {}
     try:
-        config = parse_json(file.read_text(encoding="utf-8"))
+        config = read_json(file)
     except ValueError as error:
         raise CalibrationError(f"{file}: not JSON: {error}") from error
     return config if isinstance(config, dict) else {}

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from trt_nvfp4.common.errors import CalibrationError
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.external_data import inside
+from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.common.replacing import replacing
 
 Arrays = dict[str, dict[str, np.ndarray]]  # by tensor, then by kind of statistic
@@ -95,11 +96,11 @@ def read(path: Path) -> tuple[dict[str, Any], Arrays]:
 def _parse(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Path]]]:
     """The content, and the files of the arrays."""
     try:
-        content = parse_json(path.read_text())
+        content = read_json(path)
         if content["format"] != _FORMAT:
             raise ValueError(f"its format is {content['format']!r}, expected {_FORMAT!r}: calibrate again")
         files = {
-            str(tensor): {str(kind): folder(path) / file for kind, file in kinds.items()}
+            str(tensor): {str(kind): _array(path, file) for kind, file in kinds.items()}
             for tensor, kinds in content["arrays"].items()
         }
     except KeyError as error:
@@ -109,6 +110,12 @@ def _parse(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Path]]]:
     return content, files
 
 
+def _array(path: Path, name: str) -> Path:
+    """Raises ValueError for a file that lies elsewhere."""
+    inside(folder(path), name)
+    return folder(path) / name
+
+
 def _mapped(path: Path, file: Path) -> np.ndarray:
     if not file.exists():
         raise CalibrationError(
@@ -116,8 +123,9 @@ def _mapped(path: Path, file: Path) -> np.ndarray:
             f"it, and {file.name} is not there; keep both together"
         )
     try:
-        array: np.ndarray = np.load(file, mmap_mode="c")
-    except (OSError, ValueError, EOFError) as error:
+        # Not `np.load`, which takes archives, too.
+        array: np.ndarray = np.lib.format.open_memmap(file, mode="c")
+    except (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError) as error:
         raise CalibrationError(f"{file}: not an array of activation statistics: {error}") from error
     return array
 

@@ -67,3 +67,12 @@ def test_other_failures_of_libraries_are_defects() -> None:
     error = RuntimeError("expected two tensors of the same size")
     assert errors.exit_code(error) is None
     assert errors.message(error) == str(error)
+
+
+def test_names_that_would_fill_the_terminal() -> None:
+    text = errors.message(
+        errors.BuilderError(errors.USAGE, f"plan.yaml: unknown decision '{'x' * 100_000}'; one of a, b")
+    )
+    assert len(text) < 3100
+    assert text.startswith("plan.yaml: unknown decision 'xxx")
+    assert text.endswith("xxx'; one of a, b")

@@ -15,6 +15,7 @@ from trt_nvfp4.builder.export import huggingface as export
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.report import inspection
 from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.builder.tensorrt import build_script, bundle
 from trt_nvfp4.builder.tensorrt import load as runtime
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.common.errors import CalibrationError
@@ -64,6 +65,19 @@ def test_a_bundles_manifest(tmp_path: Path) -> None:
     (tmp_path / inspection.bundle.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(BuilderError, match=OUTSIDE):
         inspection.inspect(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["engine", "model", "plugin_library", "plugin_sources", "timing_cache", "checksums"])
+@pytest.mark.parametrize("name", ["../outside", "/outside"])
+def test_what_a_bundles_script_reads_and_writes(key: str, name: str, tmp_path: Path, gated_mlps: Path) -> None:
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    bundle.write_folder(folder, find_target("ada"), gated_mlps, [], [{}], None)
+    manifest = folder / inspection.bundle.MANIFEST
+    named = {name: "0"} if key == "checksums" else name
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {key: named}))
+    with pytest.raises(BuilderError, match="lies outside of its folder"):
+        build_script.read_job(manifest, None)
 
 
 def test_a_reports_backend_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

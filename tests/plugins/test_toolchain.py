@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +56,20 @@ def fake_toolkit(root: Path, version: str, cudart: int) -> Path:
             (root / folder / file).touch()
     (root / "include" / "cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {cudart}\n")
     return nvcc
+
+
+def test_a_compiler_has_an_input_where_the_callers_is_closed() -> None:
+    """nvcc fails without one."""
+    compiler = "import os, sys; sys.stdout.write(repr(os.read(0, 1)))"
+    caller = f"""
+import sys
+from trt_nvfp4.plugins.compile.library import _run
+print(_run([sys.executable, "-c", {compiler!r}]))
+"""
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$0" -c "$1" <&-', sys.executable, caller], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "b''"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.external_data import inside
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_text import read_json
 
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -102,7 +102,7 @@ def _tensor_files(path: Path) -> dict[str, Path]:
 
 def _indexed_files(index: Path) -> dict[str, Path]:
     try:
-        content = parse_json(index.read_text(encoding="utf-8"))
+        content = read_json(index)
     except ValueError as error:  # neither JSON nor UTF-8
         raise CalibrationError(f"{index}: not JSON: {error}; download it again") from error
     weight_map = content.get("weight_map") if isinstance(content, dict) else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_text import read_json
 
 # Where configurations of several parts keep it.
 _PARTS = ("text_config", "language_config", "llm_config")
@@ -59,14 +59,14 @@ def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def read_config(directory: Path) -> Any:
     """What is in config.json. Raises ValueError where it is not JSON."""
-    return parse_json((directory / "config.json").read_text(encoding="utf-8"))
+    return read_json(directory / "config.json")
 
 
 def _modelopt(directory: Path) -> Mapping[str, Any] | None:
     """What is in hf_quant_config.json; None where there is none. Raises ValueError where it is not JSON."""
     if not (file := directory / "hf_quant_config.json").is_file():
         return None
-    content = parse_json(file.read_text(encoding="utf-8"))
+    content = read_json(file)
     found = content.get("quantization") if isinstance(content, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 

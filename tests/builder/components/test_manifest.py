@@ -85,6 +85,14 @@ def test_files_that_are_no_manifest(text: str, tmp_path: Path) -> None:
     assert failure.value.exit_code == MODEL_AT_FAULT
 
 
+def test_numbers_that_are_none(tmp_path: Path) -> None:
+    replace(GOOD, parts=[FIRST, replace(SECOND, loop=Loop(2))]).save(tmp_path)
+    text = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(text.replace('"times": 2', '"times": 1e999'))
+    with pytest.raises(BuilderError, match="cannot be read"):
+        Manifest.load(tmp_path)
+
+
 def test_a_folder_without_parts(tmp_path: Path) -> None:
     with pytest.raises(BuilderError, match="holds no parts of a model") as failure:
         Manifest.load(tmp_path)

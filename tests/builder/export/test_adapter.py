@@ -111,6 +111,8 @@ def test_factors_that_are_none(text: str) -> None:
         ({"init_lora_weights": "pissa"}, "changes the base"),
         ({"lora_alpha": "much"}, "must state lora_alpha"),
         ({"lora_alpha": 1e300}, "infinite or NaN"),
+        ({"alpha_pattern": {"(.*)*x": 3}}, "pattern .* is not read here"),
+        ({"alpha_pattern": {".*.*.*.*.*x": 3}}, "pattern .* is not read here"),
     ],
 )
 def test_configurations_that_are_refused(changes: dict[str, Any], message: str, handmade: Path, tmp_path: Path) -> None:

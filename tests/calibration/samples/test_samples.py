@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from onnx import TensorProto, helper, save
 from polygraphy.json import save_json
@@ -156,6 +157,21 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(CalibrationError, match=message):
             list(load_samples(file if file.parent == tmp_path else file.parent, SPECS))
+
+
+def test_arrays_that_the_memory_does_not_hold(tmp_path: Path) -> None:
+    """A small file may hold them: zeros compress a thousandfold."""
+    with zipfile.ZipFile(tmp_path / "s.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("ids.npy", b"\0" * 1000)
+    content = (tmp_path / "s.npz").read_bytes()
+    # The size in the directory at the end.
+    at = content.index(b"PK\1\2") + 24
+    (tmp_path / "s.npz").write_bytes(content[:at] + b"\xff\xff\xff\xfe" + content[at + 4 :])
+    free = psutil.virtual_memory()._replace(available=1 << 30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trt_nvfp4.calibration.samples.samples.psutil.virtual_memory", lambda: free)
+        with pytest.raises(CalibrationError, match=r"its arrays take \d{10} bytes, and 1073741824 of memory are free"):
+            list(load_samples(tmp_path / "s.npz", SPECS))
 
 
 def test_an_npz_file_with_a_broken_stream(tmp_path: Path, seed: int) -> None:

@@ -260,6 +260,19 @@ def test_arrays_that_are_not_those_of_the_file(tmp_path: Path) -> None:
         Statistics.load(file)
 
 
+@pytest.mark.parametrize("name", ["../secret.npy", "/dev/zero", "link"])
+def test_arrays_outside_of_the_folder(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "s.statistics.json"
+    Statistics({"a": 1.0}, 1, {"a": {"mean_square": np.ones(16, np.float32)}}).save(file)
+    np.save(tmp_path / "secret.npy", np.ones(16, np.float32))
+    (tmp_path / "s.statistics" / "link").symlink_to(tmp_path / "secret.npy")
+    content = json.loads(file.read_text())
+    content["arrays"]["a"]["mean_square"] = name
+    file.write_text(json.dumps(content))
+    with pytest.raises(CalibrationError, match="outside the model's folder"):
+        Statistics.load(file)
+
+
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_statistics_that_are_no_magnitudes(value: float, tmp_path: Path) -> None:
     Statistics({"a": value}, 1).save(tmp_path / "s.json")

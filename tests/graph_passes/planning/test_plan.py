@@ -235,6 +235,14 @@ def test_not_a_plan(content: str, tmp_path: Path) -> None:
         Plan.load(path)
 
 
+def test_aliases(tmp_path: Path) -> None:
+    """A short file of them may stand for one that fills the memory."""
+    text = "a: &a [x, x]\nb: &b [*a, *a, *a]\nc: [*b, *b]\n"
+    (tmp_path / "plan.yaml").write_text(text)
+    with pytest.raises(PlanError, match=r"aliases \(\*\) are not read"):
+        Plan.load(tmp_path / "plan.yaml")
+
+
 def test_missing_plan(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot be read"):
         Plan.load(tmp_path / "absent.yaml")
