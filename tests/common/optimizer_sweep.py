@@ -1,6 +1,6 @@
 """What ONNX Runtime's optimizers do to models as sessions here run them: beside a session without any.
 
-    python tests/common/optimizer_sweep.py [--seconds 600] [MODEL.onnx ...]
+    python tests/common/optimizer_sweep.py [--seconds 600] [--skip 12] [MODEL.onnx ...]
 
 tries every level with every set of the optimizers that `cpu_session` disables, and prints which fail, or compute
 something else. Without models: the networks of transformers that the tests export, by both exporters of torch.
@@ -71,25 +71,27 @@ def combinations(model: Path) -> Iterator[tuple[str, tuple[str, ...], str]]:
                         yield level, disabled, f"error {error:.2g}"
 
 
-def _exported(folder: Path) -> Iterator[Path]:
+def exported(folder: Path, skip: int = 0) -> Iterator[Path]:
+    """The networks of transformers that the tests export, but for the first ones."""
     from onnx_models import zoo
 
-    for name, exporter in itertools.product(zoo.ZOO, ("torchscript", "dynamo")):
-        if zoo.exportable(name, exporter):
-            model, draw = zoo.build(name)
-            path = folder / f"{name}-{exporter}.onnx"
-            zoo.export(model, draw(0), path, exporter)
-            yield path
+    pairs = itertools.product(zoo.ZOO, ("torchscript", "dynamo"))
+    for name, exporter in itertools.islice((pair for pair in pairs if zoo.exportable(*pair)), skip, None):
+        model, draw = zoo.build(name)
+        path = folder / f"{name}-{exporter}.onnx"
+        zoo.export(model, draw(0), path, exporter)
+        yield path
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--skip", type=int, default=0, help="how many networks an earlier run has had")
     arguments = parser.parse_args()
     deadline, tried, wrong = time.monotonic() + arguments.seconds, 0, 0
     with tempfile.TemporaryDirectory() as folder:
-        for model in arguments.models or _exported(Path(folder)):
+        for model in arguments.models or exported(Path(folder), arguments.skip):
             if time.monotonic() > deadline:
                 print("the time is up")
                 break
