@@ -22,21 +22,14 @@ _HEADER = """\
 # An entry may be deleted: its subgraph is then kept. A reason starts with the decision that it is for. The rest of an
 # entry says which subgraph is meant and what it computes, and must stay.
 """
+# The plans of the largest mixtures of experts have some hundred thousands.
+_MOST_VALUES = 10_000_000
 
 
 class PlanError(ModelError):
     """A plan that does not fit the model, or is no plan."""
 
     exit_code = 2
-
-
-class _Loader(yaml.SafeLoader):
-    """Without aliases: plans have none, and a short file of them stands for one that fills the memory."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "aliases (*) are not read", self.peek_event().start_mark)
-        return super().compose_node(parent, index)
 
 
 def write(path: Path, plan: dict[str, Any], decisions: Mapping[str, str]) -> None:
@@ -57,13 +50,16 @@ def read(
         PlanError: unreadable, not YAML, nested too deeply, a missing or unknown key, a value of the wrong type.
     """
     try:
-        root = yaml.compose(read_text(path), Loader=_Loader)
+        root = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
+        size = 0 if root is None else _size(root, {})
     except OSError as error:
         raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise PlanError(f"{path}: not a YAML file: {error}") from error
     except RecursionError as error:
         raise PlanError(f"{path}: no plan: nested too deeply") from error
+    if size > _MOST_VALUES:
+        raise PlanError(f"{path}: no plan: it stands for {size} values; write a fresh plan with --stop-after plan")
     values = _mapping(path, root, "the plan", plan_keys, ("activations",))
     entries_node = values.pop("subgraphs")
     activations = _activations(path, values.pop("activations", None))
@@ -77,6 +73,17 @@ def read(
             {key: _field(path, key, value) for key, value in entry.items()} | {"line": node.start_mark.line + 1}
         )
     return plan, activations, entries
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node stands for. With aliases a short file stands for more than memory holds."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = 1  # of one that holds itself
+        parts = (part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,)))
+        known[id(node)] += sum(_size(part, known) for part in parts)
+    return known[id(node)]
 
 
 def activations_as_yaml(activations: Activations) -> dict[str, Any]:

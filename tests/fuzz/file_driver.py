@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import io
 import json
 import logging
@@ -70,6 +71,10 @@ NASTY: tuple[Any, ...] = (
 )
 
 
+def _nasty(random_: random.Random) -> Any:
+    return copy.deepcopy(random_.choice(NASTY))
+
+
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     """(container, key) of each value within."""
     for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
@@ -81,7 +86,7 @@ def _changed_value(value: Any, random_: random.Random) -> Any:
     for _ in range(random_.choice((1, 1, 2, 4))):
         places = list(_places(value))
         if not places or random_.random() < 0.03:
-            return random_.choice(NASTY)
+            return _nasty(random_)
         container, key = random_.choice(places)
         what = random_.randrange(5)
         if what == 0:
@@ -89,12 +94,12 @@ def _changed_value(value: Any, random_: random.Random) -> Any:
         elif what == 1 and isinstance(container, dict):
             container[random_.choice([str(nasty) for nasty in NASTY])] = container[key]
         elif what == 2 and isinstance(container, list):
-            container.insert(key, random_.choice(NASTY))
+            container.insert(key, _nasty(random_))
         elif what == 3:
             other, where = random_.choice(places)
             container[key] = json.loads(json.dumps(other[where], default=str))
         else:
-            container[key] = random_.choice(NASTY)
+            container[key] = _nasty(random_)
     return value
 
 

@@ -23,7 +23,7 @@ from trt_nvfp4.builder.export.adapter import Adapter
 from trt_nvfp4.builder.export.checkpoints.settings import Settings
 from trt_nvfp4.builder.generate.tensorrt_runner import decoder_beside
 from trt_nvfp4.builder.pipeline import pipeline
-from trt_nvfp4.builder.report import html, inspection, report
+from trt_nvfp4.builder.report import html, inspection
 from trt_nvfp4.builder.targets import TARGETS
 from trt_nvfp4.builder.tensorrt import build_script, load, weights_file
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
@@ -82,7 +82,7 @@ def _plan(folder: Path) -> None:
 def _page(folder: Path) -> None:
     inspection.inspect(folder / "o.report.json")
     load.typical_shapes(folder / "o.engine")
-    html.page(report.load(folder / "o.report.json"), None, "o")
+    html.write(folder / "o.report.json")
 
 
 def _bundle(folder: Path) -> None:
