@@ -74,6 +74,9 @@ def read_job(manifest: Path, output: Path | None) -> Job:
         data = read_json(manifest)
         folder = manifest.resolve().parent
         capability = tuple(data["compute_capability"])
+        # What is chosen is imported.
+        if unknown := set(data["modules"]) - {"tensorrt", "tensorrt_rtx"}:
+            raise ValueError(f"{unknown.pop()!r} is no TensorRT")
         module = choose_module(data["modules"], capability)
 
         def file(name: str) -> Path:
@@ -111,7 +114,7 @@ def read_job(manifest: Path, output: Path | None) -> Job:
             else Weights(file(weights["file"]), str(weights["digest"]), tuple(weights["inputs"])),
             weight_streaming=bool(data.get("weight_streaming")),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise BuilderError(MODEL_AT_FAULT, f"{manifest}: not a manifest of trt-nvfp4 ({error!r})") from error
 
 

@@ -144,9 +144,12 @@ def _tokenizer(file: Path, directory: Path | None, trust_remote_code: bool) -> A
     except ImportError as error:
         raise CalibrationError(f"{file}: text needs transformers: pip install transformers ({error})") from error
     try:
-        return transformers.AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             directory, local_files_only=True, use_fast=True, trust_remote_code=trust_remote_code
         )
+        # Where it does not know its own token for unknown ones, transformers looks for it without an end.
+        tokenizer("a", add_special_tokens=tokenizer.unk_token_id is None)
+        return tokenizer
     except Exception as error:  # transformers raises many kinds for a broken tokenizer
         reason = (
             "it has Python code of its own, which runs only with --trust-remote-code; read it first, or give .npz"

@@ -58,7 +58,7 @@ class Statistics:
             found = cls(amax, int(content["samples"]), arrays, str(content["model"]), rows)
         except KeyError as error:
             raise CalibrationError(f"{path}: not a file of activation statistics: it lacks {error}") from error
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, OverflowError, TypeError, AttributeError) as error:
             raise CalibrationError(f"{path}: not a file of activation statistics: {error}") from error
         if model is not None and found.model != digest(Path(model)):
             raise CalibrationError(

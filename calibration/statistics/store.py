@@ -125,7 +125,7 @@ def _mapped(path: Path, file: Path) -> np.ndarray:
     try:
         # Not `np.load`, which takes archives, too.
         array: np.ndarray = np.lib.format.open_memmap(file, mode="c")
-    except (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError) as error:
+    except Exception as error:  # a header is Python's syntax, whose readers raise many kinds
         raise CalibrationError(f"{file}: not an array of activation statistics: {error}") from error
     return array
 

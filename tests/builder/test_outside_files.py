@@ -80,6 +80,18 @@ def test_what_a_bundles_script_reads_and_writes(key: str, name: str, tmp_path: P
         build_script.read_job(manifest, None)
 
 
+def test_a_bundles_modules_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gated_mlps: Path) -> None:
+    (tmp_path / "hostile").mkdir()
+    (tmp_path / "hostile" / "__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "bundle").mkdir()
+    manifest = bundle.write_folder(tmp_path / "bundle", find_target("ada"), gated_mlps, [], [{}], None)
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"modules": {"hostile.part": "1.0"}}))
+    with pytest.raises(BuilderError, match=r"'hostile\.part' is no TensorRT"):
+        build_script.read_job(manifest, None)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_reports_backend_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hostile.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.syspath_prepend(tmp_path)

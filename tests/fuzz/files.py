@@ -20,7 +20,6 @@ from trt_nvfp4.builder.bench.result import check_destination
 from trt_nvfp4.builder.components.manifest import Flow, Loop, Manifest, Part, Port
 from trt_nvfp4.builder.components.source import is_of_parts
 from trt_nvfp4.builder.export.adapter import Adapter
-from trt_nvfp4.builder.export.checkpoints.settings import Settings
 from trt_nvfp4.builder.generate.tensorrt_runner import decoder_beside
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.report import html, inspection
@@ -30,7 +29,6 @@ from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.samples.samples import InputSpec, load_samples
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.common import nvfp4
-from trt_nvfp4.common.json_text import parse_json
 
 SPECS = {"x": InputSpec(("batch", 4), np.dtype(np.float32)), "n": InputSpec(("batch",), np.dtype(np.int64))}
 IDS = {name: InputSpec(("batch", "sequence"), np.dtype(np.int64)) for name in ("input_ids", "attention_mask")}
@@ -90,12 +88,6 @@ def _bundle(folder: Path) -> None:
     decoder_beside(folder / "bundle" / "o.engine")
 
 
-def _config(folder: Path) -> None:
-    file = folder / "config.json"
-    is_of_parts(folder)
-    Settings.of(folder, parse_json(file.read_text()))
-
-
 KINDS = {
     "plan": Kind("o.plan.yaml", _plan),
     "report": Kind("o.report.json", _page),
@@ -112,7 +104,7 @@ KINDS = {
     "sample": Kind("sample.npz", lambda folder: _consumed(folder / "sample.npz", SPECS)),
     "Polygraphy's samples": Kind("inputs.json", lambda folder: _consumed(folder / "inputs.json", SPECS)),
     "chats": Kind("chats.jsonl", lambda folder: _consumed(folder / "chats.jsonl", IDS, folder / "tokenizer")),
-    "configuration": Kind("config.json", _config),
+    "configuration": Kind("config.json", is_of_parts),
     **{
         file: Kind(f"tokenizer/{file}", lambda folder: _consumed(folder / "chats.jsonl", IDS, folder / "tokenizer"))
         for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
@@ -124,8 +116,7 @@ def write(folder: Path) -> None:
     """Writes a sound file of each kind, `Kind.file`, and what belongs to it."""
     (folder / "m.onnx").write_bytes(models()["plain"].SerializeToString())
     ada = partial(pipeline.Request, target=TARGETS["ada"])
-    done = pipeline.run(ada(folder / "m.onnx", output=folder / "o.engine", precision="fp8", stop_after="rewrite"))
-    (folder / "o.report.json").write_text(done.json())
+    pipeline.run(ada(folder / "m.onnx", output=folder / "o.engine", precision="fp8", stop_after="rewrite"))
     pipeline.run(ada(folder / "o.rewritten.onnx", bundle=folder / "bundle", plan=folder / "o.plan.yaml"))
     port = Port("float32", ("batch", 4))
     encoder, policy = Part("encoder", {"x": port}, {"y": port}), Part("policy", {"a": port}, {"b": port}, Loop(2))

@@ -133,7 +133,7 @@ def test_changed_file_of_a_bundle_is_found(tmp_path: Path, fp8_and_bf16: Path) -
     [
         ({"compute_capability": [9, 0]}, "builds no engine for SM90", UNAVAILABLE),
         ({"modules": {"tensorrt_rtx": "999.0"}}, "too old", UNAVAILABLE),
-        ({"modules": {"no_such_tensorrt": "1.0"}}, "cannot import no_such_tensorrt", UNAVAILABLE),
+        ({"modules": {"no_such_tensorrt": "1.0"}}, "'no_such_tensorrt' is no TensorRT", MODEL_AT_FAULT),
         ({"profiles": 3}, "not a manifest", MODEL_AT_FAULT),
     ],
 )

@@ -151,6 +151,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
         ("e.npz", b"", "not a readable .npz file"),
         ("f.npz", npy, "not a readable .npz file"),
         ("folder/ids.npy", b"", r"ids\.npy: not a readable .npy file"),
+        ("folder/ids.npy", b"\x93NUMPY\1\0\x02\0(\n", r"ids\.npy: not a readable .npy file"),
     ):
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)

@@ -252,9 +252,10 @@ def test_arrays_that_are_not_those_of_the_file(tmp_path: Path) -> None:
     np.save(array, np.ones(16))
     with pytest.raises(CalibrationError, match=r"mean_square of tensor a is float64, expected float32"):
         Statistics.load(file)
-    array.write_bytes(b"")
-    with pytest.raises(CalibrationError, match=r"\.npy: not an array of activation statistics"):
-        Statistics.load(file)
+    for content in (b"", b"\x93NUMPY\1\0\x02\0(\n", b"PK\3\4"):
+        array.write_bytes(content)
+        with pytest.raises(CalibrationError, match=r"\.npy: not an array of activation statistics"):
+            Statistics.load(file)
     array.unlink()
     with pytest.raises(CalibrationError, match=r"by itself: its arrays lie in the folder \S+ beside it"):
         Statistics.load(file)
