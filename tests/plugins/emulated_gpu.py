@@ -48,9 +48,6 @@ def emulated_gpu(request: pytest.FixtureRequest, seed: int) -> Gpu:
     gpu, _ = _library(request.param)
     gpu.device.reseed(seed ^ zlib.crc32(request.node.name.encode()))
     gpu.device.disorder = DISORDER
-    # Mixtures take jobs while the launch that plans them runs. Most of the other kernels were not run without it; the
-    # tests of FP8 and of long K forbid it again.
-    gpu.device.tolerated = frozenset({"early-launches"})
     gpu.use()
     return gpu
 

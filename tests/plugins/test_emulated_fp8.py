@@ -19,11 +19,6 @@ pytestmark = pytest.mark.slow
 on_both = pytest.mark.parametrize("emulated_gpu", ["h200", "ada"], indirect=True)
 
 
-@pytest.fixture(autouse=True)
-def launches_wait_for_those_before(emulated_gpu: Gpu) -> None:
-    emulated_gpu.device.tolerated = frozenset()
-
-
 def gemms(gpu: Gpu) -> int:
     """Tensor-core GEMMs launched so far; forgets them."""
     found = sum("Fp8Kernel" in launch.kernel or "fp8_gemm" in launch.kernel for launch in gpu.launches)

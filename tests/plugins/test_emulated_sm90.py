@@ -12,6 +12,7 @@ import pytest
 import test_moe
 import test_w4a16_ranges
 import torch
+from test_emulated_w4a4 import identity_down
 
 from ptx_emulator.shim import Gpu
 from trt_nvfp4.plugins.host import HostError, PluginHost
@@ -122,6 +123,44 @@ def test_resident_layers(
     attributes = {"activation": Activation.SILU, **attributes}
     check(emulated, "NVFP4PersistentMLP", call.inputs, attributes, W4A16_SM90)
     check_launches(emulated_gpu, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("m", [1, 7, 16, 30, 50])
+@pytest.mark.parametrize("down", [0, 1], ids=["up", "down"])
+def test_every_bit_of_resident_layers(emulated: PluginHost, seed: int, down: int, m: int, dtype: torch.dtype) -> None:
+    """Sums without an error, of whole tiles: one projection is the identity, x is zeros and ones. But hidden
+    values of a single token become 16-bit integers."""
+    width = 256
+    rng = np.random.default_rng(seed)
+    case = op_inputs.persistent_mlp(rng, 1, m, width, width, width, dtype, gated=0)
+    x, weight = case.inputs[0], case.weights[down]
+    identity_down(case, width, 2 if down else 6)
+    scale, bias = (8, 9) if down else (4, 5)
+    exact = (weight.values / case.inputs[scale].double().numpy()[:, None, None])[0]
+    case.inputs[scale], case.inputs[bias] = torch.ones(1), torch.zeros_like(case.inputs[bias])
+    x.copy_(torch.from_numpy(rng.integers(0 if down else -1, 2, x.shape)))
+    attributes = {"activation": Activation.RELU, "gated": 0, "norm": 0, "residual": 0}
+    with emulated.session("NVFP4PersistentMLP", case.inputs, attributes, tactic=W4A16_SM90) as session:
+        (y,) = session.run(case.inputs)
+    sums = op_inputs.float64(x) @ (np.round(exact * 1024) / 1024).T
+    expected = torch.from_numpy(sums if down else np.maximum(sums, 0)).to(dtype).double()
+    assert (y.double() - expected).abs().max() <= (0 if down or m > 1 else 2.0**-13 * expected.max())
+
+
+@pytest.mark.parametrize(
+    ("m", "dtype"),
+    [(1, torch.float16), (7, torch.bfloat16), (16, torch.float16), (30, torch.bfloat16), (50, torch.float16)],
+)
+def test_parts_that_come_late(
+    emulated: PluginHost, emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, seed: int, m: int, dtype: torch.dtype
+) -> None:
+    """Sixteen of each sum of down, which are not all there when they are first asked for."""
+    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=32))
+    emulated_gpu.device.disorder = 0.5
+    call = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, 256, 4096, 256, dtype, gated=0)
+    attributes = {"gated": 0, "norm": 1, "residual": 1, "activation": Activation.SILU}
+    check(emulated, "NVFP4PersistentMLP", call.inputs, attributes, W4A16_SM90)
 
 
 @pytest.mark.parametrize("size", [1e4, 1e30])

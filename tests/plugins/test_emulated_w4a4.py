@@ -129,6 +129,43 @@ def check_hidden(y: torch.Tensor, hidden: Array, scale: float, scale_search: int
     assert np.linalg.norm(error) <= 0.02 * np.linalg.norm(expected)
 
 
+def spread(case: Case, first: int, rng: np.random.Generator, gated: bool) -> None:
+    """Of an up projection whose inputs begin at `first`: what is activated lies from -6 to 6, and blocks of hidden
+    values are each a quarter of the one before, down to scales that are E4M3's subnormals, and zero. The largest hidden
+    value is one whose activation is neither 0 nor 1, so that the tensor's scale shows it."""
+    case.inputs[0] *= 0.125
+    bias = case.inputs[first + 3]
+    columns = bias.shape[-1] // (2 if gated else 1)
+    size = 4.0 ** -(np.arange(columns) // 16)
+    if gated:
+        case.inputs[first][..., 1::2, :], case.weights[0].values[..., 1::2, :] = 0, 0
+        gates = rng.uniform(-6, 6, (*bias.shape[:-1], columns))
+        gates[..., 0], size[0] = rng.uniform(0.3, 2.0), 64
+        bias[..., 0::2], bias[..., 1::2] = torch.from_numpy(gates), torch.from_numpy(size)
+    else:
+        bias[:] = torch.from_numpy(rng.choice([-1, 1], bias.shape) * rng.uniform(0.5, 1, bias.shape) * 6 * size)
+
+
+ONE_FAMILY = pytest.mark.parametrize("emulated_gpu", ["b200"], indirect=True)  # both have the same epilogue
+
+
+@ONE_FAMILY
+@pytest.mark.parametrize("activation", range(1, 9))
+def test_small_blocks_beside_large(emulated: PluginHost, emulated_gpu: Gpu, seed: int, activation: int) -> None:
+    m, k, i = 5, 64, 160
+    rng = np.random.default_rng(seed)
+    case = op_inputs.gated_mlp(rng, m, k, i, i, torch.float16)
+    identity_down(case, i, 5)
+    spread(case, 1, rng, gated=True)
+    attributes = {"activation": activation, "quantize_activations": 1, "alpha": 1.5, "limit": 70.0}
+    x = quantize(float64(case.inputs[0]).astype(np.float32)).values
+    pre = x @ case.weights[0].values.T + float64(case.inputs[4])
+    hidden = gated_activate(pre[:, 0::2], pre[:, 1::2], activation, 1.5, 70.0)
+    for tactic in tactics(emulated_gpu):
+        (y,) = run(emulated, "NVFP4GatedMLP", case.inputs, attributes, tactic, again=False)
+        check_hidden(y, hidden, 0.0)
+
+
 @BOTH_FAMILIES
 @pytest.mark.parametrize(
     ("which", "hidden_scale", "scale_search"), [(0, 0.0, 0), (1, 2.0**-7, 0), (2, 0.0, 1), (3, 2.0**-7, 2)]

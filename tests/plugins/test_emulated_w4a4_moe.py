@@ -12,7 +12,7 @@ import pytest
 import torch
 from nvfp4_reference import activate, gated_activate, quantize
 from op_inputs import float64
-from test_emulated_w4a4 import BOTH_FAMILIES, check_hidden, identity_down
+from test_emulated_w4a4 import BOTH_FAMILIES, ONE_FAMILY, check_hidden, identity_down, spread
 from test_kernels import GENERIC, run
 from test_moe import DEEPSEEK, check
 
@@ -91,6 +91,24 @@ def test_hidden_values(
     pre = np.einsum("mk,mnk->mn", x, case.weights[0].values[chosen]) + float64(case.inputs[6])[chosen]
     hidden = gated_activate(pre[:, 0::2], pre[:, 1::2], activation, 0, 0) if gated else activate(pre, activation)
     check_hidden(y, hidden, hidden_scale, scale_search)
+
+
+@ONE_FAMILY
+@pytest.mark.parametrize(("gated", "activation"), [(1, a) for a in range(3, 9)] + [(0, a) for a in range(1, 7)])
+def test_small_blocks_beside_large(emulated: PluginHost, seed: int, gated: int, activation: int) -> None:
+    m, i = 9, 160
+    rng = np.random.default_rng(seed)
+    case = op_inputs.moe(rng, m, i, i, 2, torch.float16, gated=gated)
+    identity_down(case, i, 7)
+    case.inputs[2][:] = torch.tensor([9.0, -9])
+    spread(case, 3, rng, bool(gated))
+    attributes = {"top_k": 1, "scoring": 2, "gated": gated, "activation": activation, "quantize_activations": 1}
+    attributes |= {"alpha": 1.5, "limit": 70.0}
+    (y,) = run(emulated, "NVFP4MoE", case.inputs, attributes, W4A4)
+    x = quantize(float64(case.inputs[0]).astype(np.float32)).values
+    pre = x @ case.weights[0].values[0].T + float64(case.inputs[6])[0]
+    hidden = gated_activate(pre[:, 0::2], pre[:, 1::2], activation, 1.5, 70.0) if gated else activate(pre, activation)
+    check_hidden(y, hidden, 0.0)
 
 
 @ONE_GPU

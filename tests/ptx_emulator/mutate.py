@@ -46,7 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--mutation-seed", type=int, default=0)
     group.addoption("--mutation-jobs", type=int, default=os.cpu_count())
     group.addoption("--mutation-seconds", type=float, default=float("inf"), help="draw no more after this time")
-    group.addoption("--mutants", type=Path, help="a file that gets one JSON line for each mutation")
+    group.addoption(
+        "--mutants",
+        type=Path,
+        help="a file that gets one JSON line for each mutation; those that it has are not tried again",
+    )
     group.addoption("--survivors", type=Path, help="such a file: try those that survived again, and draw none")
 
 
@@ -79,14 +83,21 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if not kernels:
         raise pytest.UsageError(f"these tests launch no kernel whose name matches {options.mutate!r}")
     todo = []
+    seen: set[object] = set()
     for name, kernel in kernels.items():
         program, _ = kernel.module.program(name)
         if options.survivors is None:
             share = -(-options.mutations // len(kernels))
-            todo += [(kernel, *mutation) for mutation in draw(program, kernel.executed, share, options.mutation_seed)]
+            drawn = draw(program, kernel.executed, share, options.mutation_seed, seen)
+            todo += [(kernel, *mutation) for mutation in drawn]
         else:
-            todo += [(kernel, m, again(program, m)) for m in _survivors(options.survivors) if m.kernel == name]
+            todo += [
+                (kernel, m, again(program, m)) for m in _known(options.survivors, ("survived",)) if m.kernel == name
+            ]
     random.Random(options.mutation_seed).shuffle(todo)  # what the time ends is a sample too
+    drawn_before = options.survivors is None and options.mutants is not None and options.mutants.exists()
+    known = set(_known(options.mutants)) if drawn_before else set()
+    todo = [(kernel, mutation, other) for kernel, mutation, other in todo if mutation not in known]
     counts = {"killed": 0, "survived": 0}
     with open(options.mutants or os.devnull, "a") as lines:
         for result in _all(todo, options.mutation_jobs, end):
@@ -99,10 +110,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     return True
 
 
-def _survivors(path: Path) -> list[Mutation]:
+def _known(path: Path, outcomes: tuple[str, ...] = ("killed", "survived")) -> list[Mutation]:
     results = [json.loads(line) for line in path.read_text().splitlines()]
     names = [f.name for f in fields(Mutation)]
-    return [Mutation(**{n: r[n] for n in names}) for r in results if r["outcome"] == "survived"]
+    return [Mutation(**{n: r[n] for n in names}) for r in results if r["outcome"] in outcomes]
 
 
 def _observe(items: list[pytest.Item], pattern: str, jobs: int) -> dict[str, _Kernel]:

@@ -332,6 +332,9 @@ class Parser:
         assert function is not None
         self.advance()
         type_name = self.advance().text[1:]
+        parts = {"v2": ".x .y", "v4": ".x .y .z .w"}.get(type_name, "").split()  # by which alone they are named here
+        if parts:
+            type_name = self.advance().text[1:]
         if type_name not in TYPE_BITS:
             self.fail(f"unknown register type .{type_name}")
         while True:
@@ -340,7 +343,7 @@ class Parser:
             if self.accept("<"):
                 names = [f"{name}{index}" for index in range(self.parse_integer())]
                 self.expect(">")
-            for each in names:
+            for each in [each + part for each in names for part in parts or [""]]:
                 register = Register(each, len(function.registers), type_name)
                 function.registers.append(register)
                 self.scope.registers[each] = register

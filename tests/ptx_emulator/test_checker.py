@@ -166,6 +166,14 @@ after:
     np.testing.assert_array_equal(run(body)[:32], np.arange(32)[::-1])
 
 
+@pytest.mark.parametrize(
+    "body", ["bar.warp.sync 0;", "elect.sync %r6|%p2, 0x7fffffff;", "shfl.sync.idx.b32 %r6, %r2, 0, 31, %r2;"]
+)
+def test_masks_name_the_lanes_that_run_a_collective(body: str) -> None:
+    with pytest.raises(EmulatorError, match="names only some"):
+        run(body)
+
+
 ALLOCATE = """
     tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r3], 32;
     ld.shared.u32 %r6, [%r3];

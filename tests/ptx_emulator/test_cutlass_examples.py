@@ -40,11 +40,21 @@ HOPPER_FP8, NVFP4_OUTPUT = (
 )
 _BLOCKWISE = "67_hopper_fp8_warp_specialized_gemm_with_blockwise_scaling"
 _STREAM_K = "74_blackwell_gemm_streamk/blackwell_gemm_streamk.cu"
+_MIXED = "55_hopper_mixed_dtype_gemm/55_hopper_mixed_dtype_gemm.cu"
+_GEFORCE = "87_blackwell_geforce_gemm_blockwise/87a_blackwell_geforce_fp8_bf16_gemm_blockwise.cu"
 _GROUPS = "0 128x16x128\n1 128x32x128\n"
 OTHERS = {
+    "48": Example(
+        "48_hopper_warp_specialized_gemm/48_hopper_warp_specialized_gemm.cu", "h200", "--m=256 --n=256 --k=64"
+    ),
+    "55": Example(_MIXED, "h200", "--m=256 --n=128 --k=128 --mode=1 --g=128"),
     # Its copy_if leaves scales beyond the matrix as they were.
     "67": Example(
         f"{_BLOCKWISE}/{_BLOCKWISE}.cu", "h200", "--m=256 --n=256 --k=256", options="--sms=8 --tolerate=uninitialised"
+    ),
+    "70": Example("70_blackwell_gemm/70_blackwell_fp16_gemm.cu", "b200", "--m=256 --n=256 --k=128"),
+    "72c": Example(
+        "72_blackwell_narrow_precision_gemm/72c_blackwell_mixed_mxfp8_bf16_gemm.cu", "b200", "--m=256 --n=256 --k=256"
     ),
     "74 stream-K": Example(_STREAM_K, "b200", "--m=256 --n=128 --k=512 --decomposition=StreamK"),
     "74 split-K": Example(_STREAM_K, "b200", "--m=256 --n=128 --k=512 --decomposition=SplitK --splits=2"),
@@ -55,6 +65,10 @@ OTHERS = {
         "79_blackwell_geforce_gemm/79d_blackwell_geforce_nvfp4_grouped_gemm.cu", "rtx-blackwell",
         "--m=256 --n=256 --k=256 --groups=2", 2,
     ),
+    "81": Example(
+        "81_blackwell_gemm_blockwise/81_blackwell_gemm_blockwise.cu", "b200", "--m=256 --n=128 --k=256"
+    ),
+    "87a": Example(_GEFORCE, "rtx-blackwell", "--m=128 --n=128 --k=256"),
     # cp.async beside tcgen05, with no proxy fence.
     "92 regular": Example(
         "92_blackwell_moe_gemm/92_blackwell_moe_gemm_regular.cu", "b200", "--m=128 --n=32 --k=128 --l=1", 3,

@@ -73,6 +73,12 @@ def test_registers_and_labels_are_scoped() -> None:
     assert len({t.name for t in targets if isinstance(t, Symbol)}) == 4
 
 
+def test_parts_of_vector_registers_are_registers() -> None:
+    first, second = instructions("{ .reg .v2 .f32 both; mov.f32 both.x, 0f3F800000; mov.f32 both.y, both.x; }")
+    assert [r.name for r in second.operands if isinstance(r, Register)] == ["both.y", "both.x"]
+    assert second.operands[1] == first.operands[0] != second.operands[0]
+
+
 def test_module_variables() -> None:
     module = parse(
         HEADER

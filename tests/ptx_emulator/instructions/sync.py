@@ -12,7 +12,7 @@ from ..errors import EmulatorError
 from ..ir import Address, Instruction, Operand, Sink
 from ..machine import Fragment, Warp
 from ..memory import OFFSET_MASK, SHARED_WINDOW
-from .warp import converge
+from .warp import emit_converge
 
 _SHARED = ("shared", "shared::cta", "shared::cluster")
 
@@ -125,9 +125,7 @@ def cluster_wait(warp: Warp, fragment: Fragment) -> bool:
 @instruction("bar", "barrier")
 def _bar(e: Emitter, item: Instruction) -> None:
     if item.has("warp"):
-        members = e.value(item.operands[0], "u32")
-        if not e.unmasked:
-            e.line(f"if not {e.name(converge)}(w, f, {members}, {e.mask}, 'bar.warp.sync'): return {STAY}")
+        emit_converge(e, item, item.operands[0])
         return
     if item.has("cluster"):
         if item.has("arrive"):

@@ -10,8 +10,8 @@ import numpy as np
 from ..barriers import LaneWait
 from ..codegen import STAY, Emitter, instruction
 from ..errors import EmulatorError
-from ..ir import Instruction, Pair
-from ..machine import Fragment, Warp, lane_bits
+from ..ir import Instruction, Operand, Pair
+from ..machine import ALL_LANES, Fragment, Warp, lane_bits
 
 _LANE = np.arange(32)
 # What shfl.sync reads from a lane that does not take part: the ISA leaves it undefined.
@@ -46,11 +46,12 @@ def converge(warp: Warp, fragment: Fragment, members: Any, active: Any, name: st
     return False
 
 
-def _converge(e: Emitter, item: Instruction, members: str) -> None:
-    if e.unmasked:
+def emit_converge(e: Emitter, item: Instruction, members: Operand) -> None:
+    """Before a collective of the lanes that `members` names."""
+    if e.unmasked and e.known(members) == ALL_LANES:
         return
     name = ".".join(item.opcode[:3]) if item.name == "bar" else ".".join(item.opcode[:2])
-    e.line(f"if not {e.name(converge)}(w, f, {members}, {e.mask}, {name!r}): return {STAY}")
+    e.line(f"if not {e.name(converge)}(w, f, {e.value(members, 'u32')}, {e.mask}, {name!r}): return {STAY}")
 
 
 @instruction("activemask")
@@ -90,7 +91,7 @@ def _shuffle(value: Any, active: Any, sources: tuple[Any, Any]) -> tuple[Any, An
 
 @instruction("shfl")
 def _shfl(e: Emitter, item: Instruction) -> None:
-    _converge(e, item, e.value(item.operands[4], "u32"))
+    emit_converge(e, item, item.operands[4])
     value, mode = e.value(item.operands[1], "b32"), item.opcode[2]
     b, c = (e.known(o) for o in item.operands[2:4])
     if b is None or c is None:
@@ -127,7 +128,7 @@ def _ballot(p: Any, active: Any) -> Any:
 
 @instruction("vote")
 def _vote(e: Emitter, item: Instruction) -> None:
-    _converge(e, item, e.value(item.operands[2], "u32"))
+    emit_converge(e, item, item.operands[2])
     predicate = e.value(item.operands[1], "pred")
     mode = item.opcode[2]
     functions: dict[str, Callable[[Any, Any], Any]] = {
@@ -147,7 +148,7 @@ def _elect(active: Any) -> tuple[Any, Any]:
 
 @instruction("elect")
 def _elect_handler(e: Emitter, item: Instruction) -> None:
-    _converge(e, item, e.value(item.operands[1], "u32"))
+    emit_converge(e, item, item.operands[1])
     name = e.temporary()
     e.line(f"{name} = {e.name(_elect)}({e.mask})")
     destination = item.operands[0]
@@ -172,7 +173,7 @@ def _match_all(value: Any, active: Any) -> tuple[Any, Any]:
 
 @instruction("match")
 def _match(e: Emitter, item: Instruction) -> None:
-    _converge(e, item, e.value(item.operands[2], "u32"))
+    emit_converge(e, item, item.operands[2])
     value = e.value(item.operands[1], item.type)
     destination = item.operands[0]
     if item.opcode[1] == "any":
@@ -204,7 +205,7 @@ def _reduce_float(value: Any, active: Any, small: bool, absolute: bool, nan: boo
 
 @instruction("redux")
 def _redux(e: Emitter, item: Instruction) -> None:
-    _converge(e, item, e.value(item.operands[2], "u32"))
+    emit_converge(e, item, item.operands[2])
     value = e.value(item.operands[1], item.type)
     mode = item.opcode[2]
     if item.type == "f32":
