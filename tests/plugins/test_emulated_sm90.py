@@ -149,6 +149,37 @@ def test_every_bit_of_resident_layers(emulated: PluginHost, seed: int, down: int
 
 
 @pytest.mark.parametrize(
+    ("m", "dtype", "activation"),
+    [
+        (1, torch.float16, Activation.GELU),
+        (1, torch.bfloat16, Activation.GELU_TANH),
+        (7, torch.float16, Activation.GELU_TANH),
+        (7, torch.bfloat16, Activation.GELU),
+        (16, torch.float16, Activation.GELU_TANH),
+        (16, torch.bfloat16, Activation.GELU_QUICK),
+        (30, torch.float16, Activation.GELU_TANH),
+        (30, torch.bfloat16, Activation.GELU),
+        (50, torch.float16, Activation.GELU_QUICK),
+        (50, torch.bfloat16, Activation.GELU_TANH),
+    ],
+)
+def test_wide_norm(
+    emulated: PluginHost,
+    emulated_gpu: Gpu,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    m: int,
+    dtype: torch.dtype,
+    activation: Activation,
+) -> None:
+    """A row's squares are in more parts than a lane asks for at once; without epsilon it would be twice as large."""
+    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=12))
+    call = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, 2208, 64, 77, dtype, gated=0)
+    attributes = {"gated": 0, "norm": 1, "residual": 0, "epsilon": 3.0, "activation": activation}
+    check(emulated, "NVFP4PersistentMLP", call.inputs, attributes, W4A16_SM90)
+
+
+@pytest.mark.parametrize(
     ("m", "dtype"),
     [(1, torch.float16), (7, torch.bfloat16), (16, torch.float16), (30, torch.bfloat16), (50, torch.float16)],
 )

@@ -103,12 +103,13 @@ def test_small_blocks_beside_large(emulated: PluginHost, seed: int, gated: int, 
     case.inputs[2][:] = torch.tensor([9.0, -9])
     spread(case, 3, rng, bool(gated))
     attributes = {"top_k": 1, "scoring": 2, "gated": gated, "activation": activation, "quantize_activations": 1}
-    attributes |= {"alpha": 1.5, "limit": 70.0}
+    search = activation % 3
+    attributes |= {"alpha": 1.5, "limit": 70.0, "scale_search": search}
     (y,) = run(emulated, "NVFP4MoE", case.inputs, attributes, W4A4)
-    x = quantize(float64(case.inputs[0]).astype(np.float32)).values
+    x = quantize(float64(case.inputs[0]).astype(np.float32), 0, search).values
     pre = x @ case.weights[0].values[0].T + float64(case.inputs[6])[0]
     hidden = gated_activate(pre[:, 0::2], pre[:, 1::2], activation, 1.5, 70.0) if gated else activate(pre, activation)
-    check_hidden(y, hidden, 0.0)
+    check_hidden(y, hidden, 0.0, search)
 
 
 @ONE_GPU
