@@ -131,12 +131,12 @@ def check_hidden(y: torch.Tensor, hidden: Array, scale: float, scale_search: int
 
 def spread(case: Case, first: int, rng: np.random.Generator, gated: bool) -> None:
     """Of an up projection whose inputs begin at `first`: what is activated lies from -6 to 6, and blocks of hidden
-    values are each a quarter of the one before, down to scales that are E4M3's subnormals, and zero. The largest hidden
-    value is one whose activation is neither 0 nor 1, so that the tensor's scale shows it."""
+    values, but for the second, are each a quarter of the one before, down to scales that are E4M3's subnormals. The
+    largest hidden value is one whose activation is neither 0 nor 1, so that the tensor's scale shows it."""
     case.inputs[0] *= 0.125
     bias = case.inputs[first + 3]
     columns = bias.shape[-1] // (2 if gated else 1)
-    size = 4.0 ** -(np.arange(columns) // 16)
+    size = 4.0 ** -np.maximum(np.arange(columns) // 16 - 1, 0)
     if gated:
         case.inputs[first][..., 1::2, :], case.weights[0].values[..., 1::2, :] = 0, 0
         gates = rng.uniform(-6, 6, (*bias.shape[:-1], columns))

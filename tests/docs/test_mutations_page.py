@@ -1,0 +1,18 @@
+"""docs/figures/mutations.md is what its script writes, and gives a reason for every survivor."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks.pages import mutations_page
+
+
+def test_page_is_up_to_date() -> None:
+    """Otherwise: python -m benchmarks.pages.mutations_page."""
+    assert mutations_page.page() == mutations_page.PAGE.read_text()
+
+
+def test_every_survivor_has_a_reason() -> None:
+    for run in json.loads(mutations_page.RECORD.read_text()):
+        assert run["tried"] == run["killed"] + len(run["survivors"])
+        assert all(survivor["reason"].endswith(".") for survivor in run["survivors"]), run["kernels"]
