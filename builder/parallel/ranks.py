@@ -132,7 +132,8 @@ def _rank(
     try:
         join(rank, count, meeting, rank if on_gpus else None)
         found: Any = work(rank, count, *arguments)
-        if not inspect.isgenerator(found):
+        answers = inspect.isgenerator(found)
+        if not answers:
             distributed.barrier()
             pipe.send((None, found))
         else:
