@@ -16,6 +16,45 @@ __device__ __forceinline__ T const* given_row(Args<T> const& args, int batch, in
     return args.qkv + ((int64_t{batch} * args.tokens + token) * all + head) * args.head_dim;
 }
 
+// Of a row whose elements lie one behind the other in a warp's lanes.
+template <int kLaneDims, typename T>
+__device__ __forceinline__ float inverse_rms_of(float const (&row)[kLaneDims], Args<T> const& args) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kLaneDims; ++j) squares += row[j] * row[j];
+    float const mean = ptx::warp_sum(squares) / static_cast<float>(args.head_dim);
+    return __frcp_rn(__fsqrt_rn(mean + args.epsilon));
+}
+
+// Elements lane, lane + 32, ... of head_row's usual case, in a quarter of its instructions, which follow one another:
+// halves of whole heads are rotated, so that a lane has both elements of every pair.
+template <int kLaneDims, typename T>
+__device__ __forceinline__ void rotate_halves(float (&row)[kLaneDims], Args<T> const& args, T const* x, T const* norm,
+                                              int64_t table) {
+    constexpr int kPairs = kLaneDims / 2;
+    int const lane = threadIdx.x % 32;
+    float cosine[kPairs], sine[kPairs], weight[kLaneDims];
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+        cosine[j] = args.cosines[table + lane + 32 * j];
+        sine[j] = args.sines[table + lane + 32 * j];
+    }
+#pragma unroll
+    for (int j = 0; j < kLaneDims; ++j) {
+        row[j] = ptx::to_float(x[lane + 32 * j]);
+        weight[j] = norm == nullptr ? 1.0f : ptx::to_float(norm[lane + 32 * j]);
+    }
+    float inverse_rms = 1.0f;
+    if (norm != nullptr) inverse_rms = inverse_rms_of(row, args);
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+        float const first = row[j] * inverse_rms * weight[j];
+        float const second = row[j + kPairs] * inverse_rms * weight[j + kPairs];
+        row[j] = first * cosine[j] + second * -sine[j];
+        row[j + kPairs] = second * cosine[j] + first * sine[j];
+    }
+}
+
 // Elements lane, lane + 32, ... of a head that is given as x [head_dim], up to kLaneDims of them. All that is read is
 // asked for at once. All lanes of a warp call this.
 template <int kLaneDims, typename T>
@@ -26,6 +65,17 @@ __device__ __forceinline__ void head_row(float (&row)[kLaneDims], Args<T> const&
     T const* const norm = is_value ? nullptr : head < args.heads ? args.query_norm : args.key_norm;
     int const rotary = is_value ? 0 : args.rotary, half = rotary / 2;
     int64_t const table = int64_t{min(position, args.positions - 1)} * half;
+    if (norm == nullptr && rotary == 0) {
+#pragma unroll
+        for (int j = 0; j < kLaneDims; ++j) {
+            row[j] = lane + 32 * j < args.head_dim ? ptx::to_float(x[lane + 32 * j]) : 0.0f;
+        }
+        return;
+    }
+    if (kLaneDims % 2 == 0 && rotary == 32 * kLaneDims && !args.interleaved) {
+        rotate_halves(row, args, x, norm, table);
+        return;
+    }
 
     float other[kLaneDims], cosine[kLaneDims], sine[kLaneDims], weight[kLaneDims], other_weight[kLaneDims];
 #pragma unroll
@@ -45,13 +95,7 @@ __device__ __forceinline__ void head_row(float (&row)[kLaneDims], Args<T> const&
         if (!second) sine[j] = -sine[j];
     }
     float inverse_rms = 1.0f;
-    if (norm != nullptr) {
-        float squares = 0.0f;
-#pragma unroll
-        for (int j = 0; j < kLaneDims; ++j) squares += row[j] * row[j];
-        float const mean = ptx::warp_sum(squares) / static_cast<float>(args.head_dim);
-        inverse_rms = __frcp_rn(__fsqrt_rn(mean + args.epsilon));
-    }
+    if (norm != nullptr) inverse_rms = inverse_rms_of(row, args);
 #pragma unroll
     for (int j = 0; j < kLaneDims; ++j) {
         float const own = row[j] * inverse_rms * weight[j], partner = other[j] * inverse_rms * other_weight[j];

@@ -6,12 +6,15 @@
 // that read what is now overwritten. Tasks that read nothing that matters wait for it all the same.
 #pragma once
 
+#include "attention/few_rows.cuh"
 #include "attention/partials.cuh"
 #include "w4a16/stream/sm80_w4a16_phases.cuh"
 
 namespace trt_nvfp4::decoder {
 
-constexpr int kMostTokens = 16;  // of a launch, whatever their sequences
+constexpr int kMostTokens = 16;             // of a launch, whatever their sequences
+constexpr int kMostHeads = 4096;            // as what Divisor divides allows
+constexpr int kRows = attention::kFewRows;  // of a KV head that one of attention's jobs takes
 // Of a mixture of experts, and of what its router reads.
 constexpr int kMostExperts = 256, kMostChosen = 32, kMostScored = 4096;
 
@@ -49,14 +52,14 @@ struct DecoderArgs : w4a16::PhasesArgs<T, kProjections> {
 
     attention::Args<T> attention;  // of layer 0; its qkv and y are not read
     int64_t cache_bytes;           // of a layer's keys, which its values follow
-    // Attention's jobs: `slots` for every KV head and 16 rows of it, each of as many `job_rows` as the call has.
+    // Attention's jobs: `slots` for every KV head and kRows of it, each of as many `job_rows` as the call has.
     int slots, job_rows, attention_warps;
+    // Heads of a KV head, heads, tokens of a sequence, and eights of a head.
+    Divisor by_group, by_heads, by_sequence, by_eights;
     w4a16::Partial* sums;       // [kv_heads * chunks, slots, job_rows, head_dim]
     w4a16::Partial* softmaxes;  // [kv_heads * chunks, slots, job_rows, 2]
 
-    __device__ __forceinline__ int chunks() const {
-        return (attention.rows() + attention::kRows - 1) / attention::kRows;
-    }
+    __device__ __forceinline__ int chunks() const { return (attention.rows() + kRows - 1) / kRows; }
     __device__ __forceinline__ int64_t place(int pair, int slot, int row) const {
         return (int64_t{pair} * slots + slot) * job_rows + row;
     }

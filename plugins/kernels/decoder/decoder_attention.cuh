@@ -1,7 +1,7 @@
 // Attention between two projections of a launch: as sm80_attention_decode.cuh, but queries, keys and values of new
 // tokens come as words from other blocks, while the first old keys and the next projection's weights are under way.
 //
-// A job is up to 16 rows of a KV head by a part of one sequence's keys. Its block stages the new rows, appends keys and
+// A job is up to 8 rows of a KV head by a part of one sequence's keys. Its block stages the new rows, appends keys and
 // values (blocks that share a KV head write the same), and leaves sums that all blocks add up then.
 #pragma once
 
@@ -13,8 +13,6 @@
 
 namespace trt_nvfp4::decoder {
 
-using attention::kRows;
-
 template <typename T, bool kFp8, int kHeadDim>
 struct Attend {
     // Warps that share a stream of keys, a part of a longer head's dimensions each: sums of all of them would not fit a
@@ -25,8 +23,8 @@ struct Attend {
     using Sizes = attention::Tile<kFp8, kDims, kKeys>;
     static constexpr int kWarpBytes = 2 * Sizes::kBytes;  // a tile of keys, one of values
     static constexpr int kLaneDims = kHeadDim / 32;
-    static constexpr int kSumPitch = kDims + 8;  // of a warp's sums, in place of its tiles
-    using Scores = float[1][kKeys / 8][4];
+    static constexpr int kSumPitch = kDims + 4;  // of a warp's sums, in place of its tiles
+    using Scores = float[kKeys / 16][4];
     static constexpr int kScoreBytes = kParts > 1 ? sizeof(Scores) * 32 : 0;  // of a warp's part of a tile's scores
     static constexpr int kQueryBytes = kRows * attention::kQueryPitch<kHeadDim>;
     static_assert(kWarpBytes >= kRows * kSumPitch * 4, "a warp's sums take the place of its tiles");
@@ -39,23 +37,6 @@ struct Attend {
 };
 
 using Softmaxes = float2[w4a16::kWarps][kRows];
-
-// Rows [0, count) of `width` words each, wherever row(i) is, to shared memory as T.
-template <typename T, typename Row>
-__device__ __forceinline__ void stage_rows(int count, int width, int layer, T* out, Row&& row) {
-    int const units = width / 8;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < count * units; i += w4a16::kThreads) {
-        uint32_t const* const words = row(i / units) + i % units * 8;
-        w4a16::TaggedEight eight;
-        eight.load(words);
-        while (!eight.is_of(layer)) {
-            __nanosleep(w4a16::kPollPause);
-            eight.load(words);
-        }
-        *reinterpret_cast<uint4*>(out + i * 8) = eight.values();
-    }
-}
 
 // What a block does: rows [row0, row0 + rows) of a KV head by keys [begin, end) of a sequence. It lies in shared
 // memory, and is read there wherever it is needed, because registers are few.
@@ -72,12 +53,12 @@ struct Job {
     uint8_t const* keys;        // the sequence's, of the KV head
 
     template <typename T>
-    __device__ int head_of(attention::Args<T> const& call, int row) const {
-        return kv_head * call.group + (row0 + row) % call.group;
+    __device__ int token_of(DecoderArgs<T> const& args, int row) const {  // of the sequence
+        return args.by_group.of(row0 + row);
     }
     template <typename T>
-    __device__ int token_of(attention::Args<T> const& call, int row) const {  // of the sequence
-        return (row0 + row) / call.group;
+    __device__ int head_of(DecoderArgs<T> const& args, int row) const {
+        return kv_head * args.attention.group + row0 + row - token_of(args, row) * args.attention.group;
     }
 };
 
@@ -149,7 +130,7 @@ __device__ __forceinline__ void find_job(DecoderArgs<T> const& args, int index, 
     job.past = sequence.past;
     job.begin = border(job.slot - sequence.first_slot);
     job.end = border(job.slot - sequence.first_slot + 1);
-    job.seen_by_all = min(job.end, job.past + job.token_of(call, 0) + 1);
+    job.seen_by_all = min(job.end, job.past + job.token_of(args, 0) + 1);
     job.first_new = max(job.begin, job.past);
     job.new_tokens = max(job.end - job.first_new, 0);
 }
@@ -175,16 +156,27 @@ __device__ __forceinline__ void prepare_job(DecoderArgs<T> const& args, Job cons
     attention::Args<T> const& call = args.attention;  // of layer 0: for its sizes
     T* const given = reinterpret_cast<T*>(shared + Config::kQueryBytes);
     T* const given_new = given + kRows * kHeadDim;
-    auto const given_words = [&](int token, int head) {
-        int const all = call.heads + 2 * call.kv_heads;
-        return args.qkv + ((job.batch * call.tokens + token) * all + head) * call.head_dim;
-    };
-    // All queries, in jobs without keys too: what is handed over then is nobody's of the layer before.
-    stage_rows(job.rows, call.head_dim, job.layer, given,
-               [&](int row) { return given_words(job.token_of(call, row), job.head_of(call, row)); });
-    stage_rows(2 * job.new_tokens, call.head_dim, job.layer, given_new, [&](int i) {
-        return given_words(job.first_new - job.past + i / 2, call.heads + job.kv_head + i % 2 * call.kv_heads);
-    });
+    // All queries, in jobs without keys too: what is handed over then is nobody's of the layer before. Keys and values
+    // beside them, so that their trips to L2 do not follow one another.
+    int const rows = job.rows + 2 * job.new_tokens, eights_of_row = call.head_dim / 8;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < rows * eights_of_row; i += w4a16::kThreads) {
+        int const row = args.by_eights.of(i), of_new = row - job.rows;
+        bool const is_query = of_new < 0;
+        int const token = is_query ? job.token_of(args, row) : job.first_new - job.past + of_new / 2;
+        int const head = is_query ? job.head_of(args, row) : call.heads + job.kv_head + of_new % 2 * call.kv_heads;
+        int const all = call.heads + 2 * call.kv_heads, offset = (i - row * eights_of_row) * 8;
+        uint32_t const* const words =
+            args.qkv + ((job.batch * call.tokens + token) * all + head) * call.head_dim + offset;
+        w4a16::TaggedEight eight;
+        eight.load(words);
+        while (!eight.is_of(job.layer)) {
+            __nanosleep(w4a16::kPollPause);
+            eight.load(words);
+        }
+        T* const out = is_query ? given + row * call.head_dim : given_new + of_new * call.head_dim;
+        *reinterpret_cast<uint4*>(out + offset) = eight.values();
+    }
     w4a16::meet();
     constexpr int kPitch = attention::kQueryPitch<kHeadDim>;
     for (int i = job.rows * (kPitch / 16) + threadIdx.x; i < kRows * (kPitch / 16); i += w4a16::kThreads) {
@@ -195,8 +187,8 @@ __device__ __forceinline__ void prepare_job(DecoderArgs<T> const& args, Job cons
     for (int i = threadIdx.x / 32; i < job.rows + 2 * job.new_tokens; i += w4a16::kWarps) {
         int const of_new = i - job.rows, kv_index = job.kv_head + of_new % 2 * call.kv_heads;
         bool const is_query = of_new < 0;
-        int const head = is_query ? job.head_of(call, i) : call.heads + kv_index;
-        int const position = is_query ? job.past + job.token_of(call, i) : job.first_new + of_new / 2;
+        int const head = is_query ? job.head_of(args, i) : call.heads + kv_index;
+        int const position = is_query ? job.past + job.token_of(args, i) : job.first_new + of_new / 2;
         attention::Args<T> const own = args.attention_of(job.layer);
         float row[Config::kLaneDims] = {};
         attention::head_row(row, own, (is_query ? given + i * call.head_dim : given_new + of_new * call.head_dim), head,
@@ -250,9 +242,9 @@ __device__ __forceinline__ void finish_job(DecoderArgs<T> const& args, Job const
         if (i >= call.head_dim) continue;
         float2 const of_row = rows[row];
         if (job.splits == 1) {
-            int const head = job.head_of(call, row);
+            int const head = job.head_of(args, row);
             attention::Finish<T, kFp8> const finish(args.attention_of(job.layer), head, of_row.x, of_row.y);
-            int const token = job.batch * call.tokens + job.token_of(call, row);
+            int const token = job.batch * call.tokens + job.token_of(args, row);
             w4a16::store_tagged(args.attended + (token * call.heads + head) * call.head_dim + i,
                                 ptx::from_float<T>(sum * finish.factor), job.layer);
         } else {
@@ -273,18 +265,18 @@ __device__ __forceinline__ void add_parts(typename Config::Scores& scores, uint8
         return reinterpret_cast<float4*>(exchange + (2 * of_warp + odd) * Config::kScoreBytes) + lane;
     };
 #pragma unroll
-    for (int n = 0; n < Config::kKeys / 8; ++n) {
-        part_of(warp)[n * 32] = make_float4(scores[0][n][0], scores[0][n][1], scores[0][n][2], scores[0][n][3]);
+    for (int n = 0; n < Config::kKeys / 16; ++n) {
+        part_of(warp)[n * 32] = make_float4(scores[n][0], scores[n][1], scores[n][2], scores[n][3]);
     }
     constexpr int kFirstBarrier = 2;
     ptx::meet_at<32 * Config::kParts>(kFirstBarrier + warp / Config::kParts);
 #pragma unroll
-    for (int n = 0; n < Config::kKeys / 8; ++n) {
+    for (int n = 0; n < Config::kKeys / 16; ++n) {
         float4 const other = part_of(warp ^ 1)[n * 32];
-        scores[0][n][0] += other.x;
-        scores[0][n][1] += other.y;
-        scores[0][n][2] += other.z;
-        scores[0][n][3] += other.w;
+        scores[n][0] += other.x;
+        scores[n][1] += other.y;
+        scores[n][2] += other.z;
+        scores[n][3] += other.w;
     }
 }
 
@@ -293,8 +285,7 @@ __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const
                                            Softmaxes& softmaxes) {
     using Config = Attend<T, kFp8, kHeadDim>;
     constexpr int kKeys = Config::kKeys;
-    constexpr int kCopied = 2;    // at once, so that few registers hold addresses
-    constexpr int kUnrolled = 2;  // steps of a product, for the same reason
+    constexpr int kCopied = 2;  // at once, so that few registers hold addresses
     attention::Args<T> const& call = args.attention;
     int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int const warps = args.attention_warps;
@@ -334,20 +325,21 @@ __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const
     }
 
     attention::ScoreScale const scale(args.attention_of(job.layer), job.kv_head, kFp8);
-    int const row = lane / 4, column = lane % 4 * 2;
-    attention::Softmax softmax;
-    float sums[1][Config::kDims / 8][4] = {};
+    // Of a lane: rows row_of(0) and row_of(1), keys from first_key on.
+    auto const row_of = [&](int i) { return lane % 4 * 2 + i; };
+    int const first_key = lane / 4;
+    attention::FewRowsSoftmax softmax;
+    float sums[Config::kDims / 16][4] = {};
     [[maybe_unused]] int odd = 0;  // of tiles
 #pragma unroll 1
     for (; key0 < job.end && warp < warps; key0 += stride()) {
         ptx::cp_async_wait<1>();
         __syncwarp();
         typename Config::Scores scores = {};
-        attention::multiply_keys<T, kFp8, Config::kDims, kKeys, 1, kUnrolled>(
-            scores, tile, [&](int, int step, uint32_t (&a)[4]) {
-                attention::load_query(a, ptx::shared_address(shared) + 2 * first_dim(),
-                                      attention::kQueryPitch<kHeadDim>, step);
-            });
+        attention::multiply_keys<T, kFp8, Config::kDims, kKeys>(scores, tile, [&](int step, uint32_t (&b)[2]) {
+            attention::load_few_queries(b, ptx::shared_address(shared) + 2 * first_dim(),
+                                        attention::kQueryPitch<kHeadDim>, step);
+        });
         __syncwarp();
         load(key0 + stride(), false);
         if constexpr (Config::kParts > 1) add_parts<Config>(scores, tiles + warps * Config::kWarpBytes, odd ^= 1);
@@ -355,17 +347,17 @@ __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const
         // Of each row, the keys between these.
         int before[2] = {}, last[2] = {};
         if (!every) {
-            for (int half = 0; half < 2; ++half) {
-                int const position = job.past + job.token_of(call, row + 8 * half);
-                before[half] = (call.window == 0 ? -1 : position - call.window) - key0 - column;
-                last[half] = min(position, job.end - 1) - key0 - column;
+            for (int i = 0; i < 2; ++i) {
+                int const position = job.past + job.token_of(args, row_of(i));
+                before[i] = (call.window == 0 ? -1 : position - call.window) - key0 - first_key;
+                last[i] = min(position, job.end - 1) - key0 - first_key;
             }
         }
-        softmax.update(scores[0], sums[0], scale, every,
-                       [&](int offset, int half) { return offset > before[half] && offset <= last[half]; });
+        softmax.update(scores, sums, scale, every,
+                       [&](int offset, int i) { return offset > before[i] && offset <= last[i]; });
         ptx::cp_async_wait<1>();
         __syncwarp();
-        attention::multiply_values<T, kFp8, Config::kDims, kKeys, 1>(sums, scores, tile + Config::Sizes::kBytes);
+        attention::multiply_values<T, kFp8, Config::kDims, kKeys>(sums, scores, tile + Config::Sizes::kBytes);
         __syncwarp();
         load(key0 + stride(), true);
     }
@@ -375,15 +367,15 @@ __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const
     if (warp < warps) {
         float* const own = reinterpret_cast<float*>(tiles + warp * Config::kWarpBytes);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float const weight = attention::quad_sum(softmax.weight[half]);
-            if (lane % 4 == 0) softmaxes[stream][row + 8 * half] = make_float2(softmax.top(half, scale), weight);
-            if (row + 8 * half >= job.rows) continue;
+        for (int i = 0; i < 2; ++i) {
+            float const weight = attention::column_sum(softmax.weight[i]);
+            if (lane < 4) softmaxes[stream][row_of(i)] = make_float2(softmax.top(i, scale), weight);
+            if (row_of(i) >= job.rows) continue;
 #pragma unroll
-            for (int n = 0; n < Config::kDims / 8; ++n) {
-                for (int c = 0; c < 2; ++c) {
-                    own[(row + 8 * half) * Config::kSumPitch + attention::output_column<kFp8>(n, column + c)] =
-                        sums[0][n][2 * half + c];
+            for (int part = 0; part < Config::kDims / 16; ++part) {
+                for (int second = 0; second < 2; ++second) {
+                    own[row_of(i) * Config::kSumPitch + attention::few_rows_dimension<kFp8>(part, second)] =
+                        sums[part][2 * second + i];
                 }
             }
         }
@@ -400,16 +392,16 @@ __device__ __forceinline__ void combine(DecoderArgs<T> const& args, int layer, A
     attention::Args<T> const& call = args.attention;  // of layer 0: for its sizes
     constexpr int kAtOnce = 4, kGroups = 4, kDims = 8;
     int const lane = threadIdx.x % 32, group = lane / kDims;
-    int const of_row = (call.head_dim + kDims - 1) / kDims;
+    int const of_row = call.head_dim / kDims;
     int const units = args.m * call.heads * of_row;
 #pragma unroll 1
     for (int unit = blockIdx.x + threadIdx.x / 32 * gridDim.x; unit < units; unit += w4a16::kWarps * gridDim.x) {
-        int const query = unit / of_row, i = (unit - query * of_row) * kDims + lane % kDims;
-        int const token = query / call.heads, head = query - token * call.heads;
-        int const batch = token / call.tokens;
+        int const query = args.by_eights.of(unit), i = (unit - query * of_row) * kDims + lane % kDims;
+        int const token = args.by_heads.of(query), head = query - token * call.heads;
+        int const batch = args.by_sequence.of(token);
         SharedSequence const& share = own.sequences[batch];
         if (share.splits == 1) continue;  // the block that had it handed over the output
-        int const kv_head = head / call.group;
+        int const kv_head = args.by_group.of(head);
         int const row = (token - batch * call.tokens) * call.group + head - kv_head * call.group;
         int const pair = kv_head * args.chunks() + row / kRows;
         float largest = -INFINITY, weight = 0.0f, sum = 0.0f;

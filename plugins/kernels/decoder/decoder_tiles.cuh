@@ -113,10 +113,11 @@ class TokenTile {
         float const rms = 1.0f / sqrtf(sum / static_cast<float>(from.k) + epsilon);
 #pragma unroll
         for (int i = 0; i < kHeld; ++i) {
-            int const chunk = warp + i * kWarps;
-            if (chunk >= chunks) break;
             uint4 const eight = w4a16::normalize(held[i], reinterpret_cast<T const*>(&weights[i]), rms);
             HalfScale const scale(ptx::warp_max(greatest_of<T>(eight)), w4a16::Decoder<__half>::kSumExponent);
+            // Zeros, too: branches in between would keep the chunks' instructions apart.
+            int const chunk = warp + i * kWarps;
+            if (chunk >= chunks) continue;
             uint8_t* const place = panel + chunk * w4a16::kTokenChunkBytes;
             *reinterpret_cast<uint4*>(place + (word * 4 + t) * 16) =
                 w4a16::pair_activations<__half>(scale.of<T>(eight));

@@ -10,7 +10,6 @@
 namespace trt_nvfp4::decoder {
 namespace {
 
-using attention::kRows;
 using w4a16::ceil_div;
 
 constexpr int kMostBlocks = 256;  // of every GPU, for workspaces that are sized before it is known
@@ -202,6 +201,10 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
     Pairs const pairs(call);
     args.slots = std::max(args.attention.batch, device.sm_count / pairs.count);
     args.job_rows = pairs.rows;
+    args.by_group = Divisor(args.attention.group);
+    args.by_heads = Divisor(args.attention.heads);
+    args.by_sequence = Divisor(args.attention.tokens);
+    args.by_eights = Divisor(args.attention.head_dim / 8);
 
     size_t const used = lay_out(args, call, workspace);
     TRT_NVFP4_RETURN_IF_ERROR(
@@ -225,7 +228,7 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
 
 bool serves(TrtNvfp4DecoderArgs const& args) {
     int64_t const m = tokens_of(args);
-    if (args.dtype == TRT_NVFP4_FLOAT32 || m < 1 || m > kMostTokens) return false;
+    if (args.dtype == TRT_NVFP4_FLOAT32 || m < 1 || m > kMostTokens || args.heads > kMostHeads) return false;
     if (args.head_dim % 16 != 0 || args.head_dim > (m == 1 ? kLargestHead : kLargestHeadOfSeveral)) return false;
     if (args.experts > 0 && !serves_experts(args)) return false;
     Sizes const sizes(args);

@@ -139,11 +139,19 @@ struct TokenInput {
         for (int i = 0; i < kCount; ++i) {
             if (offset(i) < k) eights[i].load(tagged + offset(i));
         }
+        // Late ones all at once: a trip to L2 for each would add up.
+        while (true) {
+            bool late[kCount], any = false;
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            while (offset(i) < k && !eights[i].is_of(layer)) {
-                __nanosleep(kPollPause);
-                eights[i].load(tagged + offset(i));
+            for (int i = 0; i < kCount; ++i) {
+                late[i] = offset(i) < k && !eights[i].is_of(layer);
+                any |= late[i];
+            }
+            if (!any) break;
+            __nanosleep(kPollPause);
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) {
+                if (late[i]) eights[i].load(tagged + offset(i));
             }
         }
         // Lanes that saw their values at different times would go on one after another.
@@ -188,11 +196,12 @@ __device__ __forceinline__ void stage_token(TokenInput<T, kLinear> const& from, 
         auto const chunk = [&](int i) { return first + i * kWarps; };
         auto const offset = [&](int i) { return chunk(i) < end ? chunk(i) * kChunk + t * 64 + word * 8 : from.k; };
         from.template read<kBatch>(offset, [&](int i, uint4 eight) {
-            if (chunk(i) >= end) return;
             if (from.norm_weight != nullptr && offset(i) < from.k) {
                 eight = normalize(eight, from.norm_weight + offset(i), from.inverse_rms);
             }
             HalfScale const scale(ptx::warp_max(greatest_of<T>(eight)), Decoder<__half>::kSumExponent);
+            // Zeros, too: branches in between would keep the chunks' instructions apart.
+            if (chunk(i) >= end) return;
             uint8_t* const place = panel + (chunk(i) - begin) * kTokenChunkBytes;
             *reinterpret_cast<uint4*>(place + (word * 4 + t) * 16) = pair_activations<__half>(scale.of<T>(eight));
             if (lane == 0) *reinterpret_cast<float*>(place + kTokenFactor) = scale.factor();
