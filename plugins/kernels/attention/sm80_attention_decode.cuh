@@ -8,7 +8,6 @@
 #include "attention/head_row.cuh"
 #include "attention/partials.cuh"
 #include "common/programmatic_launch.cuh"
-#include "ptx/prefetch.cuh"
 
 namespace trt_nvfp4::attention {
 
@@ -36,8 +35,6 @@ struct DecodeJob {
     int past, begin, end;  // keys
     uint64_t cached;       // bytes in front of the first key of the sequence's
 
-    DecodeJob() = default;
-
     template <typename T>
     __device__ __forceinline__ DecodeJob(Args<T> const& args, int slots, int kv_head, int block_keys, int row_bytes)
         : share(find_share(args, slots, block_keys, [](int, int first, int splits) {
@@ -58,21 +55,6 @@ struct DecodeJob {
     }
 };
 
-// The first keys and values to L2, while the kernel before this one ends. What it writes may change which these are:
-// nothing but their time depends on it.
-template <typename T>
-__device__ __forceinline__ void prefetch_keys(Args<T> const& args, DecodeJob const& job, int row_bytes, int threads) {
-    constexpr int kMost = 64 << 10, kLine = 128;
-    if (job.share.batch < 0) return;
-    int const bytes = min(max(job.end - job.begin, 0) * row_bytes, kMost);
-    uint64_t const offset = job.cached + static_cast<uint64_t>(job.begin) * row_bytes;
-#pragma unroll 1
-    for (int i = threadIdx.x * kLine; i < bytes; i += threads * kLine) {
-        ptx::prefetch(static_cast<uint8_t const*>(args.keys) + offset + i);
-        ptx::prefetch(static_cast<uint8_t const*>(args.values) + offset + i);
-    }
-}
-
 // `queries` null: rows <= kRows, and the kernel prepares them and appends. Else both are done (prepare.cuh), and
 // blockIdx.y counts kRows of a KV head at a time.
 template <typename T, bool kFp8, int kHeadDim>
@@ -90,14 +72,8 @@ __global__ __launch_bounds__(
     int const kv_head = blockIdx.y / chunks, row0 = blockIdx.y % chunks * kRows;
     int const rows = min(args.rows() - row0, kRows);
     int const row_bytes = args.head_dim * (kFp8 ? 1 : 2);
-    // In the program once, for its size: before the kernel in front has ended, and then for good.
-    DecodeJob job;
-#pragma unroll 1
-    for (int time = 0; time < 2; ++time) {
-        if (time == 1) wait_for_kernels_before();
-        job = DecodeJob(args, partials.slots, kv_head, Config::kKeys, row_bytes);
-        if (time == 0) prefetch_keys(args, job, row_bytes, Config::kThreads);
-    }
+    wait_for_kernels_before();
+    DecodeJob const job(args, partials.slots, kv_head, Config::kKeys, row_bytes);
     let_next_kernel_start();
     Share const share = job.share;
     if (share.batch < 0) return;
