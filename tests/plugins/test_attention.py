@@ -85,6 +85,17 @@ def test_emulated(emulated: PluginHost, shape: Shape, fp8: bool, seed: int) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("emulated_gpu", ["h200"], indirect=True)
+@pytest.mark.parametrize("shape", SHAPES[7:9], ids=str)
+def test_wgmma_emulated(emulated: PluginHost, emulated_gpu: Gpu, shape: Shape, seed: int) -> None:
+    """Prefill's kernel of SM90: padded heads, a window, sinks and a soft cap; several tiles of rows and of keys."""
+    dtype = (torch.float16, torch.bfloat16)[seed % 2]
+    emulated_gpu.launches.clear()
+    check(emulated, shape, dtype, False, PREFILL, seed, "cpu")
+    assert any("sm90_attention_prefill" in launch.kernel for launch in emulated_gpu.launches)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
 def test_generic_emulated(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
     for dtype, fp8 in ((torch.float32, False), (torch.bfloat16, True)):

@@ -280,6 +280,15 @@ struct Softmax {
     template <int kColumns, int kSums, typename Seen>
     __device__ __forceinline__ void update(float (&scores)[kColumns][4], float (&sums)[kSums][4],
                                            ScoreScale const& scale, bool all, Seen seen) {
+        float shrink[2];
+        weigh(scores, scale, all, shrink, seen);
+        scale_down(sums, shrink);
+    }
+
+    // The first half of that: what was summed before has to be scaled by `shrink`.
+    template <int kColumns, typename Seen>
+    __device__ __forceinline__ void weigh(float (&scores)[kColumns][4], ScoreScale const& scale, bool all,
+                                          float (&shrink)[2], Seen seen) {
         if (scale.cap > 0.0f) {
 #pragma unroll
             for (int n = 0; n < kColumns; ++n) {
@@ -296,7 +305,6 @@ struct Softmax {
                 }
             }
         }
-        float shrink[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float top = largest[half];
@@ -318,6 +326,10 @@ struct Softmax {
                 }
             }
         }
+    }
+
+    template <int kSums>
+    static __device__ __forceinline__ void scale_down(float (&sums)[kSums][4], float const (&shrink)[2]) {
         if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
 #pragma unroll
             for (int n = 0; n < kSums; ++n) {

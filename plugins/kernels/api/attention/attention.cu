@@ -121,6 +121,11 @@ TrtNvfp4Status run(TrtNvfp4AttentionArgs const& args, void* memory, cudaStream_t
                                                          stream);
             }
             TRT_NVFP4_RETURN_IF_ERROR((attention::launch_prepare<T, kFp8>(call, queries, stream)));
+#ifdef TRT_NVFP4_SM90
+            if (!kFp8 && attention::serves_wide_prefill(call.head_dim)) {
+                return attention::launch_wide_prefill<T>(call, queries, stream);
+            }
+#endif
             return attention::launch_prefill<T, kFp8>(call, queries, stream);
         }
     }

@@ -1,10 +1,8 @@
 // Tensor maps of NVFP4 weights, for the copy engine, and projections, which have them.
 #pragma once
 
-#include <string>
-
 #include "api/launch.h"
-#include "device/driver_function.h"
+#include "device/tensor_map.h"
 #include "w4a16/sm90/sm90_w4a16_mlp_rows.cuh"
 
 namespace trt_nvfp4::sm90 {
@@ -14,23 +12,10 @@ namespace trt_nvfp4::sm90 {
 constexpr CUtensorMapL2promotion kBoxAlone = CU_TENSOR_MAP_L2_PROMOTION_NONE;
 constexpr CUtensorMapL2promotion kReadAhead = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
 
-// Of `rank` dimensions, the innermost first; `strides` in bytes are those of all but that.
 inline TrtNvfp4Status encode(CUtensorMap& map, CUtensorMapDataType type, int rank, void const* data,
                              cuuint64_t const* sizes, cuuint64_t const* strides, cuuint32_t const* box,
                              CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
-    static auto* const encode_tiled =
-        driver_function<decltype(cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled", 12000);
-    if (encode_tiled == nullptr) {
-        return record_error(TRT_NVFP4_UNSUPPORTED,
-                            "the CUDA driver has no cuTensorMapEncodeTiled; use tactic W4A16_MMA_SYNC");
-    }
-    cuuint32_t const ones[] = {1, 1, 1};
-    CUresult const result =
-        encode_tiled(&map, type, static_cast<cuuint32_t>(rank), const_cast<void*>(data), sizes, strides, box, ones,
-                     CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result == CUDA_SUCCESS) return TRT_NVFP4_SUCCESS;
-    return record_error(TRT_NVFP4_CUDA_ERROR,
-                        "cuTensorMapEncodeTiled: CUDA driver error " + std::to_string(static_cast<int>(result)));
+    return encode_tensor_map(map, type, rank, data, sizes, strides, box, swizzle, promotion, "tactic W4A16_MMA_SYNC");
 }
 
 inline TrtNvfp4Status encode(WeightMaps& maps, TrtNvfp4Weight const& weight, int64_t layers, int64_t rows, int64_t k,
