@@ -20,7 +20,8 @@ from trt_nvfp4.builder.components.pipeline import Pipeline
 from trt_nvfp4.builder.components.user_modules import of_file
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.pipeline.request import Request
-from trt_nvfp4.builder.report.inspection import inspect, tables
+from trt_nvfp4.builder.report.inspected import tables
+from trt_nvfp4.builder.report.inspection import inspect
 from trt_nvfp4.builder.targets import find_target
 
 POLICY = Path(__file__).parents[3] / "examples" / "vla" / "policy.py"
@@ -158,8 +159,8 @@ def test_a_policy_becomes_engines_calibrated_through_the_chain(
     assert (out / "action.statistics.json").is_file()
     # Of two samples, in two steps each.
     found = inspect(out)
-    assert found["built"].keys() == {"vision", "prefix", "action"}
-    assert all("engine" in text for text in found["built"].values())
+    assert found.built.keys() == {"vision", "prefix", "action"}
+    assert all("engine" in text for text in found.built.values())
     shown = " ".join(str(cell) for table in tables(found) for column in table.columns for cell in column.cells)
     assert "2 times; next_actions -> actions" in shown
     rows = list(load(POLICY.with_name("predict.py")).rows_of(out))

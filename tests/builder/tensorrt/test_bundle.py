@@ -182,8 +182,8 @@ def test_targets_differ_in_target_alone(tmp_path: Path, gated_mlps: Path, monkey
     assert common[0] == common[1] == common[2]
     for name in manifests:
         found = inspect(tmp_path / name)
-        assert found["target"] == name
-        assert not found["changed_files"]
+        assert found.target == name
+        assert not found.changed_files
         assert manifests[name]["plugin_library"]
 
 
