@@ -272,7 +272,7 @@ def predict(plan: Plan, tokens: Mapping[str, int], limits: Limits, capabilities:
             continue
         rows = tokens[subgraph.name]
         decisions = {"nvfp4": subgraph.decision, "fp8": Decision.FP8, "bf16": Decision.BF16}
-        residual = parse(plan.recipe).residual
+        residual = subgraph.own(parse(plan.recipe)).residual
         costs = {
             name: subgraph_cost(subgraph.kind, subgraph.shapes, decision, rows, limits, subgraph.dtype, residual)
             for name, decision in decisions.items()

@@ -74,7 +74,7 @@ def calibration_tensors(plan: Plan, found: Iterable[Subgraph] = ()) -> dict[str,
     wanted: dict[str, frozenset[str]] = {}
     recipe = parse(plan.recipe)
     for entry in plan.subgraphs:
-        kinds = entry.lowering.needs(recipe)
+        kinds = entry.lowering.needs(entry.own(recipe))
         if kinds or entry.lowering.ranges:
             for name in entry.linear_inputs:
                 if entry.kind != "attention" or name not in published:
@@ -190,7 +190,7 @@ def lower(
     # From the last to the first, so that no subgraph is replaced before those that read its output.
     for entry, subgraph in reversed(planned):
         lowering = entry.lowering
-        realized[entry.name] = lowering.lower(replace(context, recipe=lowering.recipe(recipe)), subgraph)
+        realized[entry.name] = lowering.lower(replace(context, recipe=lowering.recipe(entry.own(recipe))), subgraph)
         owners += [entry] * (len(target.graph.initializers) - len(owners))
     made = {name: entry for name, entry in zip(target.graph.initializers, owners, strict=True) if entry is not None}
     fp8 = set(context.fp8_operands.values())

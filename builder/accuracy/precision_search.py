@@ -39,6 +39,7 @@ from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.decision import AS_GIVEN, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, lowering_on
+from trt_nvfp4.graph_passes.lowerings.residual_channels import residual_counts
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.decide import allowed_decisions
 from trt_nvfp4.graph_passes.planning.decoder import settle_layers
@@ -58,7 +59,8 @@ Planned: TypeAlias = tuple[PlannedSubgraph, Subgraph]
 @dataclass(frozen=True)
 class Option:
     """One precision of one subgraph: the op that computes it, if any, the least time it takes, and what it does to the
-    model's outputs alone, or with those that read its weights, to the `worst_output` most (see `Score`)."""
+    model's outputs alone, or with those that read its weights, to the `worst_output` most (see `Score`).
+    `residual_channels`: None where the recipe has none, or they cannot be chosen."""
 
     decision: Decision
     seconds: float
@@ -66,6 +68,16 @@ class Option:
     value: float
     op: str = ""
     worst_output: str = ""
+    residual_channels: int | None = None
+
+    @property
+    def what(self) -> tuple[Decision, int | None]:
+        """What tells it from the subgraph's other options."""
+        return self.decision, self.residual_channels
+
+    def __str__(self) -> str:
+        more = f" with {self.residual_channels} residual channels" if self.residual_channels else ""
+        return f"{self.decision}{more}"
 
     def as_dict(self) -> WeighedPrecision:
         """For JSON."""
@@ -76,6 +88,7 @@ class Option:
             "value": for_json(self.value),
             "op": self.op,
             "worst_output": self.worst_output,
+            "residual_channels": self.residual_channels,
         }
 
 
@@ -182,7 +195,7 @@ class Trials:
         lowering = entry.lowering
         if not lowering.is_nvfp4_plugin:
             return entry.decision
-        return f"nvfp4 {replace(lowering.recipe(parse(self._plan.recipe)), scale_search=0)}"
+        return f"nvfp4 {replace(lowering.recipe(entry.own(parse(self._plan.recipe))), scale_search=0)}"
 
     def _on_disk(
         self, tensor: ir.TensorProtocol, of: PlannedSubgraph | None, scaled: tuple[str, ...]
@@ -337,27 +350,41 @@ def _measure(
     progress: Progress,
 ) -> dict[str, list[Option]]:
     """The options of every subgraph, of the same decisions in the same order within a group."""
+    recipe = parse(trials.recipe)
     wanted = [
         [
-            replace(entry, decision=decision, op=lowering_on(decision, subgraph, target.capabilities).op(subgraph))
+            replace(
+                entry,
+                decision=decision,
+                op=lowering_on(decision, subgraph, target.capabilities).op(subgraph),
+                residual_channels=count,
+            )
             for entry, subgraph in group
         ]
         for group in groups
         for decision in _decisions(*group[0], target, precision, kv_cache)
         if (require is None or group[0][0].kind == ATTENTION or LOWERINGS[decision].meets(require))
         and all(decision in _decisions(*other, target, precision, kv_cache) for other in group[1:])
+        for count in residual_counts([subgraph for _, subgraph in group], decision, recipe)
     ]
     options: dict[str, list[Option]] = {}
-    residual = parse(trials.recipe).residual
     for done, entries in enumerate(wanted):
         beside = f" and {len(entries) - 1} of the same weights" if len(entries) > 1 else ""
         progress.step(done, len(wanted), f"{entries[0].name}{beside} as {entries[0].decision}")
+        residual = entries[0].own(recipe).residual
         score = trials.score(entries, recorded)
         for entry in entries:
             rows, limits = tokens[entry.name], LIMITS[target.name]
             cost = subgraph_cost(entry.kind, entry.shapes, entry.decision, rows, limits, entry.dtype, residual)
-            seconds = cost.seconds
-            option = Option(entry.decision, seconds, score.loss, score.value, entry.op, score.worst_output)
+            option = Option(
+                entry.decision,
+                cost.seconds,
+                score.loss,
+                score.value,
+                entry.op,
+                score.worst_output,
+                entry.residual_channels,
+            )
             options.setdefault(entry.name, []).append(option)
     return options
 
@@ -379,7 +406,7 @@ def _by_subgraph(
 ) -> dict[str, Option]:
     """A mix by group as one by subgraph."""
     return {
-        entry.name: next(option for option in options[entry.name] if option.decision == row[group[0][0].name].decision)
+        entry.name: next(option for option in options[entry.name] if option.what == row[group[0][0].name].what)
         for group in groups
         if group[0][0].name in row
         for entry, _ in group
@@ -456,8 +483,7 @@ def _decided(
     if entry.name not in chosen:
         return entry
     measured = ", ".join(
-        f"{o.decision} {budget.shown(o.value)}{_of(o.worst_output)} ({o.seconds * 1e6:.3g} us)"
-        for o in options[entry.name]
+        f"{o} {budget.shown(o.value)}{_of(o.worst_output)} ({o.seconds * 1e6:.3g} us)" for o in options[entry.name]
     )
     how = f"with {others} of the same weights" if others else "alone"
     reason = f"chosen for {budget}; {how}, {budget.metric} and least time: {measured}"
@@ -469,4 +495,5 @@ def _of(output: str) -> str:
 
 
 def _carried_out(entry: PlannedSubgraph, chosen: Mapping[str, Option]) -> PlannedSubgraph:
-    return replace(entry, decision=chosen[entry.name].decision, op=chosen[entry.name].op)
+    option = chosen[entry.name]
+    return replace(entry, decision=option.decision, op=option.op, residual_channels=option.residual_channels)

@@ -21,6 +21,7 @@ class ReportedSubgraph(TypedDict):
     reason_code: str | None
     activations: str
     kernels: str
+    residual_channels: int | None
     realized: str | None
 
 
@@ -149,6 +150,7 @@ class WeighedPrecision(TypedDict):
     value: float | None
     op: str
     worst_output: str
+    residual_channels: int | None
 
 
 class TriedMix(TypedDict):

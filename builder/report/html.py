@@ -25,7 +25,13 @@ from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.profile_times import PREFILL, products, profiles_line
 from trt_nvfp4.builder.report import charts as svg_charts
 from trt_nvfp4.builder.report import report as build_report
-from trt_nvfp4.builder.report.contents import Accuracy, Prediction, ReportedSubgraph, TensorAgreement
+from trt_nvfp4.builder.report.contents import (
+    Accuracy,
+    Prediction,
+    ReportedSubgraph,
+    TensorAgreement,
+    WeighedPrecision,
+)
 from trt_nvfp4.builder.report.report import Report, input_lines
 from trt_nvfp4.builder.report.tables import equal_rows
 from trt_nvfp4.common.json_text import read_json
@@ -393,21 +399,28 @@ def _interface(report: Report) -> Table | None:
     return Table("Inputs and outputs", columns, rows) if rows else None
 
 
+def _precision(option: ReportedSubgraph | WeighedPrecision) -> str:
+    """The decision, and the residual channels that were chosen with it."""
+    count = option.get("residual_channels")  # older reports have none
+    return f"{option['decision']}, {count} residual channels" if count else option["decision"]
+
+
 def _budget(report: Report) -> Summary | None:
     """Of every subgraph the precisions that were weighed, and the mixes that were measured."""
     found = report.budget
     if found is None:
         return None
-    decided = {entry["name"]: entry["decision"] for entry in report.subgraphs}
+    decided = {entry["name"]: _precision(entry) for entry in report.subgraphs}
     rows: list[Sequence[Cell]] = []
     for name, options in found["subgraphs"].items():
         for option in options:
-            taken = option["decision"] == decided.get(name)
+            precision = _precision(option)
+            taken = precision == decided.get(name)
             value = "no error" if option["value"] is None else f"{option['value']:.4g}"
             rows.append(
                 (
                     name,
-                    (option["decision"], "good") if taken else option["decision"],
+                    (precision, "good") if taken else precision,
                     value,
                     svg_charts.number(option["seconds"] * 1e6),
                     "chosen" if taken else "",

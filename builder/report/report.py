@@ -134,6 +134,7 @@ class Report:
                 "reason_code": None if subgraph.reason_code is None else str(subgraph.reason_code),
                 "activations": subgraph.lowering.activations[0 if has_ranges(subgraph, calibrated) else 1],
                 "kernels": subgraph.kernels,
+                "residual_channels": subgraph.residual_channels,
                 "realized": None,
             }
             for subgraph in plan.subgraphs

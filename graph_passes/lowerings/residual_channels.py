@@ -4,15 +4,16 @@ those of an input in order."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 import torch
 
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
-from trt_nvfp4.calibration.recipes import Recipe
+from trt_nvfp4.calibration.recipes import RESIDUALS, Recipe
 from trt_nvfp4.graph_passes.ir.nodes import register
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, Subgraph
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import held_matrices
 
@@ -36,6 +37,8 @@ class ResidualChannels:
 
 
 NO_RESIDUAL = ResidualChannels()
+#: Those with NVFP4 activations that may have residual channels.
+RESIDUAL_DECISIONS = (Decision.NVFP4_W4A4, Decision.NVFP4_MIXED)
 
 
 def residual_obstacle(
@@ -56,6 +59,20 @@ def residual_obstacle(
     if checkpoint is not None and any(held_matrices(checkpoint, subgraph)):
         return "its weights are taken from a checkpoint, whose blocks cannot be reordered"
     return None
+
+
+def residual_counts(
+    subgraphs: Sequence[Subgraph], decision: Decision, recipe: Recipe
+) -> Sequence[int] | Sequence[None]:
+    """How many residual channels `subgraphs`, which share weights, may have by the decision: none up to the recipe's,
+    least first; None alone where the recipe has none."""
+    if not recipe.residual or decision not in RESIDUAL_DECISIONS:
+        return [None]
+    is_mixed = decision == Decision.NVFP4_MIXED
+    allowed = [replace(recipe, residual=count) for count in RESIDUALS.values() if count <= recipe.residual]
+    for subgraph in subgraphs:
+        allowed = [some for some in allowed if residual_obstacle(subgraph, some, is_mixed=is_mixed) is None]
+    return [0, *(some.residual for some in allowed)]
 
 
 def residual_channels(context: LoweringContext, subgraph: Subgraph, mixed: Mlp | None = None) -> ResidualChannels:

@@ -15,6 +15,7 @@ from trt_nvfp4.graph_passes.load.activation_types import Activations
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, REPLACING_OPS
+from trt_nvfp4.graph_passes.lowerings.residual_channels import RESIDUAL_DECISIONS, residual_obstacle
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning import plan_file
 from trt_nvfp4.graph_passes.planning.decoder import KIND as DECODER
@@ -129,6 +130,7 @@ class Plan:
             obstacle = missing or entry.lowering.unsupported(subgraph)
             if obstacle is not None:
                 raise PlanError(f"{where}: it cannot be {entry.decision}: {obstacle.text}")
+            self._check_residual_channels(where, entry, subgraph)
             if entry.decision == Decision.DECODER and (why := split_part(entry, subgraph, self.subgraphs)) is not None:
                 raise PlanError(
                     f"{where}: it cannot be {entry.decision}: {why}; plan {Decision.NVFP4_W4A16} for its products and "
@@ -136,6 +138,23 @@ class Plan:
                 )
             checked[entry.name] = entry, subgraph
         return [checked[name] for name in by_name if name in checked]
+
+    def _check_residual_channels(self, where: str, entry: PlannedSubgraph, subgraph: Subgraph) -> None:
+        """Raises PlanError where an entry asks for residual channels that it cannot have."""
+        count = entry.residual_channels
+        if count is None:
+            return
+        known = (0, *recipes.RESIDUALS.values())
+        if count not in known:
+            raise PlanError(f"{where}: 'residual_channels' is {count}; one of {', '.join(map(str, known))}")
+        if not count:
+            return
+        obstacle: str | None = f"it is {entry.decision}"
+        if entry.decision in RESIDUAL_DECISIONS:
+            is_mixed = entry.decision == Decision.NVFP4_MIXED
+            obstacle = residual_obstacle(subgraph, entry.own(recipes.parse(self.recipe)), is_mixed=is_mixed)
+        if obstacle is not None:
+            raise PlanError(f"{where}: it cannot have residual channels: {obstacle}; leave out 'residual_channels'")
 
 
 _PLAN_KEYS = tuple(f.name for f in fields(Plan) if f.name not in ("path", "activations"))

@@ -19,6 +19,7 @@ _HEADER = """\
 {decisions}
 #   activations: what the rest of a float32 model computes in (bf16, fp16, keep), and which nodes stay float32, and why
 #   recipe: how NVFP4 weights are made, names joined by + (docs/how_to/calibration.md)
+#   residual_channels: of an entry with NVFP4 activations, 0, 32 or 64 in place of the recipe's
 # An entry may be deleted: its subgraph is then kept. A reason starts with the decision that it is for. The rest of an
 # entry says which subgraph is meant and what it computes, and must stay.
 """
@@ -155,7 +156,7 @@ def _field(path: Path, key: str, node: yaml.Node) -> Any:
             _scalar(path, "a key of 'shapes'", name, str): _scalar(path, f"shapes.{name.value}", item, int)
             for name, item in node.value
         }
-    return _scalar(path, key, node, str)
+    return _scalar(path, key, node, int if key == "residual_channels" else str)
 
 
 def _scalar(path: Path, key: str, node: yaml.Node, kind: type) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from trt_nvfp4.calibration.recipes import Recipe
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.lowerings.registry import Lowering, lowering_of
 from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
@@ -17,7 +18,8 @@ class PlannedSubgraph:
     `reason` says why it was decided, for people, `reason_code` for programs (None in plans from before there were
     codes). `op` is the operator that replaces the nodes ("" where none does), `linear_inputs` the tensors that its
     linears multiply, `line` the entry's line in the plan file (0 where it has none), `kernels` what serves it on the
-    target and why (see `kernel_class`; "" where nobody asked yet). The rest is as in `Subgraph`.
+    target and why (see `kernel_class`; "" where nobody asked yet), `residual_channels` how many it has, where not as
+    many as the plan's recipe says. The rest is as in `Subgraph`.
     """
 
     name: str
@@ -34,11 +36,14 @@ class PlannedSubgraph:
     linear_inputs: list[str]
     reason_code: ReasonCode | None = None
     kernels: str = field(default="", compare=False)
+    residual_channels: int | None = None
     line: int = 0
 
     def as_yaml(self) -> dict[str, Any]:
         """What a plan file holds of it."""
-        entry = {key: getattr(self, key) for key in FILE_KEYS if key in ENTRY_KEYS or getattr(self, key)}
+        entry = {
+            key: getattr(self, key) for key in FILE_KEYS if key in ENTRY_KEYS or getattr(self, key) not in ("", None)
+        }
         entry |= {key: str(entry[key]) for key in ("decision", "reason_code") if key in entry}
         return entry | {"reason": f"{self.decision}: {self.reason}"}
 
@@ -47,8 +52,12 @@ class PlannedSubgraph:
         """What computes it."""
         return lowering_of(self.decision, self.kind, self.op)
 
+    def own(self, recipe: Recipe) -> Recipe:
+        """The plan's `recipe`, with the entry's residual channels where it has some of its own."""
+        return recipe if self.residual_channels is None else replace(recipe, residual=self.residual_channels)
 
-OPTIONAL_KEYS = ("reason_code", "kernels")
+
+OPTIONAL_KEYS = ("reason_code", "kernels", "residual_channels")
 # What a plan file holds: all but where it was read from.
 FILE_KEYS = tuple(f.name for f in fields(PlannedSubgraph) if f.name != "line")
 ENTRY_KEYS = tuple(key for key in FILE_KEYS if key not in OPTIONAL_KEYS)

@@ -29,6 +29,7 @@ from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED,
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.calibration.samples.samples import input_specs, load_samples
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.planning import plan
 from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.weights import nvfp4 as nvfp4_weights
@@ -91,6 +92,31 @@ def test_budgets_are_met_and_tighter_ones_cost_more(mlps: Path, samples: Path) -
     assert costs == sorted(costs)
     assert all(decision.startswith("nvfp4") for decision in decisions[0])
     assert costs[-1] > costs[0]
+
+
+def test_residual_channels_are_chosen_by_subgraph(mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None where the budget allows it, the recipe's in as many subgraphs as it takes; the plan file says which."""
+    monkeypatch.setattr(precision_choice, "_decisions", lambda *_: [Decision.NVFP4_W4A4])
+    budget, chosen = 1.0, []
+    for _ in range(2):
+        report = run(mlps, samples, f"sqnr>={budget}", recipe="mse+residual:32")
+        budget = report["budget"]["achieved"] + 0.3
+        assert measured_again(report, mlps, samples) == pytest.approx(report["budget"]["achieved"])
+        plan = Plan.load(report["files"]["plan"])
+        rewritten = onnx.load(report["files"]["rewritten model"], load_external_data=False)
+        attributes = {node.name: {a.name: a.i for a in node.attribute} for node in rewritten.graph.node}
+        counts = []
+        for entry in plan.subgraphs:
+            options = {(o["decision"], o["residual_channels"]): o for o in report["budget"]["subgraphs"][entry.name]}
+            assert list(options) == [("nvfp4_w4a4", 0), ("nvfp4_w4a4", 32)]
+            without, with_some = options.values()
+            assert with_some["loss"] < without["loss"]
+            assert with_some["seconds"] > without["seconds"]
+            assert attributes[entry.name]["residual_channels"] == entry.residual_channels
+            counts.append(entry.residual_channels)
+        chosen.append(counts)
+    assert chosen[0] == [0, 0, 0]
+    assert 32 in chosen[1]
 
 
 def test_subgraphs_are_found_once(mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.calibration.recipes import InputStatistics, parse
 from trt_nvfp4.calibration.statistics.statistics import collect
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
+from trt_nvfp4.graph_passes.planning.plan import Plan, PlanError
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 
 Load = Callable[..., Any]
@@ -84,6 +86,47 @@ def test_joined_linears(loaded: Load, seed: int) -> None:
     expected, found = run(model, given[0]["x"]), run(result.path, given[0]["x"])
     for wanted, seen in zip(expected, found, strict=True):
         assert np.linalg.norm(seen - wanted) <= 0.13 * np.linalg.norm(wanted)
+
+
+def test_entries_may_have_their_own(loaded: Load, seed: int, tmp_path: Path) -> None:
+    """Through a plan file: none, the recipe's and more than the recipe's; statistics of those alone that have some."""
+    graph = Graph(spec(k=64, seed=seed))
+    for name, x, y in (("first", "x", "a"), ("second", "a", "b"), ("third", "b", "y")):
+        graph.linear(x, name, 64, 64, y)
+    source = loaded(graph.model(["y"]))
+    plan = replace(plan_all(source, calibrated=True), recipe="mse+residual:32")
+    counts = [0, None, 64]
+    for entry, count in zip(plan.subgraphs, counts, strict=True):
+        entry.residual_channels = count
+    plan.save(tmp_path / "plan.yaml")
+    plan = Plan.load(tmp_path / "plan.yaml")
+    assert [entry.residual_channels for entry in plan.subgraphs] == counts
+    wanted = calibration_tensors(plan)
+    assert [wanted[entry.input] for entry in plan.subgraphs] == [set(), {"mean_square"}, {"mean_square"}]
+    given = samples(seed, 64, slice(0, 4), count=1)
+    result = rewritten(source, plan, collect(source.path, wanted, given))
+    plugins = [node for node in nodes_of(result.path).values() if node.domain == "trt_nvfp4"]
+    assert [a.i for node in plugins for a in node.attribute if a.name == "residual_channels"] == [0, 32, 64]
+    (expected,), (found,) = run(source.path, given[0]["x"]), run(result.path, given[0]["x"])
+    assert np.linalg.norm(found - expected) < 0.25 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(
+    ("decision", "count", "why"),
+    [
+        (Decision.NVFP4_W4A4, 48, "is 48; one of 0, 32, 64"),
+        (Decision.NVFP4_W4A4, 64, "a product reads fewer than 64 channels"),
+        (Decision.NVFP4_W4A16, 32, "it is nvfp4_w4a16; leave out 'residual_channels'"),
+    ],
+)
+def test_entries_that_cannot_have_them(decision: Decision, count: int, why: str, loaded: Load, seed: int) -> None:
+    graph = Graph(spec(k=32, intermediate=96, out=32, seed=seed))
+    graph.mlp("x", "y")
+    source = loaded(graph.model(["y"]))
+    plan = plan_all(source, calibrated=True)
+    plan.subgraphs[0].decision, plan.subgraphs[0].residual_channels = decision, count
+    with pytest.raises(PlanError, match=why):
+        plan.check(source)
 
 
 def test_w4a16_is_as_without(loaded: Load, seed: int) -> None:
