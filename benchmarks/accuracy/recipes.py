@@ -20,15 +20,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.accuracy.subjects import (
-    SUBJECTS,
-    Metrics,
-    above,
-    fold,
-    input_statistics,
-    quantize_weights,
-    quantized_activations,
-)
+from benchmarks.accuracy.quantizing import fold, input_statistics, quantize_weights, quantized_activations
+from benchmarks.accuracy.subjects import SUBJECTS, Metrics, above
 from trt_nvfp4.calibration import recipes
 from trt_nvfp4.common.replacing import replacing
 
@@ -133,12 +126,14 @@ def table(results: dict[str, Any]) -> list[str]:
     return rows
 
 
-def modelopt_tables(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
-    """The run against modelopt as rows of Markdown, ours / modelopt's: of the language models, whose perplexity is the
-    difference and its standard error, and of MiniLM."""
+def library_tables(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """The run against another library as rows of Markdown, ours / theirs: of the language models, whose perplexity is
+    the difference and its standard error, and of MiniLM. What one side lacks is left out."""
     texts, embeddings = [], []
     for row in rows:
-        ours, theirs = row["ours"], row["modelopt"]
+        ours, theirs = row["ours"], row["theirs"]
+        if "error" in ours or "error" in theirs:
+            continue
         seconds = f"{ours['seconds']:.1f} / {theirs['seconds']:.1f}"
         pairs = [(ours[mode], theirs[mode]) for mode in ("W4A16", "W4A4")]
         if row["subject"] == "minilm":

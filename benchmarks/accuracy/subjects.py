@@ -12,8 +12,7 @@ matrices as the plugins hold them: gate and up are one.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,11 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
-
-from trt_nvfp4.calibration.recipes import InputStatistics, Recipe, channel_scales, quantize_weight
-from trt_nvfp4.calibration.recipes.residual_channels import combined_mean_square, residual_order
-from trt_nvfp4.common import nvfp4
-from trt_nvfp4.plugins.ops import number_formats
 
 FIXTURES = Path(__file__).resolve().parents[2] / "tests" / "trained_models"
 CONTEXT = 256
@@ -48,6 +42,25 @@ class Site:
     activation: str
 
     @property
+    def is_down(self) -> bool:
+        """Whether it ends an MLP or an expert; attention's output projection does not."""
+        return "down" in self.name or (self.name.endswith(".output.dense") and "attention" not in self.name)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it begins one."""
+        return any(part in self.name for part in ("gate", "intermediate"))
+
+    @property
+    def subgraph(self) -> str:
+        """What one plugin would compute it with: an MLP, a mixture, joined projections, or itself."""
+        layer = self.name.split(".")[0]
+        if self.is_up or self.is_down:
+            return f"{layer}.mlp"
+        is_joined = any(part in self.name for part in ("q_proj", "k_proj", "v_proj", "attention.self."))
+        return f"{layer}.qkv" if is_joined else f"{layer}.output"
+
+    @property
     def weight(self) -> Tensor:
         return torch.cat([linear.weight for linear in self.linears])
 
@@ -67,15 +80,20 @@ class Fold:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model with its quantized sites; `calibrate` runs it on the calibration text, `evaluate` measures it. `folds`:
-    where build-engine folds channel scales, hidden activations first."""
+    """A model with its quantized sites. `calibration`: arguments of the model, in batches; `evaluate` measures it.
+    `folds`: where build-engine folds channel scales, hidden activations first."""
 
     name: str
     model: nn.Module
     sites: list[Site]
     folds: list[Fold]
-    calibrate: Callable[[], object]
+    calibration: list[dict[str, Tensor]]
     evaluate: Callable[[], Metrics]
+
+    def calibrate(self, batches: int | None = None) -> list[Tensor]:
+        """Runs the model on its calibration text, or so many batches of it; returns the last hidden states of each."""
+        inputs = self.calibration[:batches]
+        return [self.model(**batch, output_hidden_states=True).hidden_states[-1] for batch in inputs]
 
 
 class Experts(nn.Module):
@@ -164,12 +182,9 @@ def _on_text(
             "window_nll": " ".join(f"{value:.5f}" for value in nll),
         }
 
-    def calibrate() -> None:
-        for ids in chosen.split(BATCH):
-            model(input_ids=ids)
-
+    inputs = [{"input_ids": ids} for ids in chosen.split(BATCH)]
     sites = _sites(model.model.layers)
-    return Subject(name, model, sites, _folds(model.model.layers, sites), calibrate, evaluate)
+    return Subject(name, model, sites, _folds(model.model.layers, sites), inputs, evaluate)
 
 
 def minilm(device: str = "cpu") -> Subject:
@@ -181,18 +196,20 @@ def minilm(device: str = "cpu") -> Subject:
     model = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval().to(device)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
+    def batches(texts: list[str]) -> list[dict[str, Tensor]]:
+        parts = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
+        of = partial(tokenizer, padding=True, truncation=True, max_length=128, return_tensors="pt")
+        return [dict(of(part).to(device)) for part in parts]
+
     def embed(texts: list[str]) -> Tensor:
         rows = []
-        for start in range(0, len(texts), BATCH):
-            tokens = tokenizer(
-                texts[start : start + BATCH], padding=True, truncation=True, max_length=128, return_tensors="pt"
-            ).to(device)
+        for tokens in batches(texts):
             states, mask = model(**tokens).last_hidden_state, tokens["attention_mask"][..., None]
             rows.append(nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1))
         return torch.cat(rows)
 
     held_out = _passages("held_out.txt", 300)
-    train = _passages("train.txt", 128)
+    inputs = batches(_passages("train.txt", 128))
     queries = [text.split(". ", 1)[0] for text in held_out]
     answers = [text.split(". ", 1)[1] for text in held_out]
 
@@ -206,13 +223,14 @@ def minilm(device: str = "cpu") -> Subject:
         cosine = torch.cat([(x * y).sum(1) for x, y in zip(found, reference, strict=True)])
         return {
             "cosine": cosine.mean().item(),
+            "cosine_error": cosine.std().item() / len(cosine) ** 0.5,
             "worst_cosine": cosine.min().item(),
             "mean_reciprocal_rank": (1 / rank.float()).mean().item(),
             "same_top_10": same.item(),
         }
 
     # Its norms feed residuals, and GELU stands between up and down: there is nowhere to fold channel scales.
-    return Subject("minilm", model, _sites(model.encoder.layer), [], lambda: embed(train), evaluate)
+    return Subject("minilm", model, _sites(model.encoder.layer), [], inputs, evaluate)
 
 
 def above(found: Metrics, reference: Metrics) -> tuple[float, float]:
@@ -273,135 +291,3 @@ def _folds(layers: nn.ModuleList, sites: list[Site]) -> list[Fold]:
         queries = [named[f"{index}.self_attn.{part}_proj"] for part in "qkv"]
         folds.append(Fold([layer.input_layernorm.weight], queries, []))
     return folds
-
-
-def fold(subject: Subject, recipe: Recipe, statistics: dict[str, InputStatistics]) -> dict[str, InputStatistics]:
-    """Folds AWQ's channel scales into the model, where the recipe has them; returns the statistics after it."""
-    folded = dict(statistics)
-    for place in subject.folds if recipe.awq else ():
-        readers = [(site.weight, statistics[site.name]) for site in place.sites]
-        scales = channel_scales(readers, recipe)
-        for part in place.divided:
-            part.div_(scales if part.dim() == 1 else scales[:, None])
-        for router in place.routers:
-            router.mul_(scales)
-        for site in place.sites:
-            site.set_weight(site.weight * scales)
-            folded[site.name] = statistics[site.name].divided(scales)
-    return folded
-
-
-def input_statistics(subject: Subject, kinds: frozenset[str]) -> dict[str, InputStatistics]:
-    """The statistics of every site's input over the calibration text, by site name; `amax` is among them."""
-    kinds |= {"amax"}
-    rows: dict[str, int] = {}
-    found: dict[str, dict[str, Any]] = {}
-    latest: list[Any] = [None, None]  # query, key and value are given the same tensor
-
-    def add(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            if latest[0] is not inputs[0]:
-                latest[:] = inputs[0], InputStatistics.of_rows(inputs[0], kinds)
-            count = inputs[0].numel() // inputs[0].shape[-1]
-            before = rows.get(name, 0)
-            rows[name] = before + count
-            known = found.setdefault(name, {})
-            for kind in kinds:
-                new = getattr(latest[1], kind)
-                if kind not in known:
-                    known[kind] = new
-                elif kind == "amax":
-                    known[kind] = max(known[kind], new)
-                elif kind == "channel_amax":
-                    known[kind] = torch.maximum(known[kind], new)
-                else:
-                    known[kind] = torch.lerp(known[kind], new, count / rows[name])
-
-        return hook
-
-    hooks = [site.linears[0].register_forward_pre_hook(add(site.name)) for site in subject.sites]
-    subject.calibrate()
-    for hook in hooks:
-        hook.remove()
-    return {name: InputStatistics(rows[name], **known) for name, known in found.items()}
-
-
-def channel_orders(subject: Subject, statistics: dict[str, InputStatistics], residual: int) -> dict[str, Tensor | None]:
-    """By site, the order of its input's channels that the rewrite gives residual channels; None: the model's own.
-    Experts that read one activation share its order, those of down have their own; needs `mean_square`."""
-    if not residual:
-        return {site.name: None for site in subject.sites}
-
-    def key(site: Site) -> str:
-        return site.name if "down" in site.name else site.activation
-
-    together: dict[str, list[InputStatistics]] = {}
-    for site in subject.sites:
-        together.setdefault(key(site), []).append(statistics[site.name])
-    orders = {name: residual_order(combined_mean_square(parts), residual) for name, parts in together.items()}
-    return {site.name: orders[key(site)] for site in subject.sites}
-
-
-def quantize_weights(subject: Subject, recipe: Recipe, statistics: dict[str, InputStatistics]) -> None:
-    """Every site's weight through NVFP4 by the recipe, in the order of channels of its residual channels."""
-    orders = channel_orders(subject, statistics, recipe.residual)
-    for site in subject.sites:
-        order, known = orders[site.name], statistics[site.name]
-        if order is None:
-            site.set_weight(nvfp4.dequantize(*quantize_weight(site.weight, recipe, known)))
-        else:
-            quantized = quantize_weight(site.weight[:, order], recipe, known.in_order(order))
-            site.set_weight(nvfp4.dequantize(*quantized)[:, order.argsort()])
-
-
-@contextmanager
-def quantized_activations(
-    subject: Subject,
-    statistics: dict[str, InputStatistics],
-    scale_search: int = 0,
-    residual: int = 0,
-    in_16_bits: str | None = None,
-) -> Iterator[None]:
-    """W4A4: the input of every site goes through NVFP4, by the kernels' arithmetic, under its calibrated scale.
-
-    `residual`: so many heavy channels are followed by what NVFP4 loses of them (see `channel_orders`). `in_16_bits`:
-    sites with this in their names are left.
-    """
-    amax: dict[str, float] = {}
-    for site in subject.sites:
-        amax[site.activation] = max(amax.get(site.activation, 0.0), statistics[site.name].amax or 0.0)
-    orders = channel_orders(subject, statistics, residual)
-    latest: list[Any] = [None, None, None]  # query, key and value are given the same tensor
-
-    def quantize(site: Site) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
-        scale = number_formats.tensor_scale(torch.tensor(amax[site.activation]), scale_search)
-        order = orders[site.name]
-
-        def seen(x: Tensor) -> Tensor:
-            ordered = x if order is None else x[..., order]
-            codes, scales = number_formats.quantize_with_residual(ordered, scale.to(x.device), scale_search, residual)
-            values = number_formats.dequantize_blocks(codes, scales, scale.to(x.device))
-            if order is None:
-                return values
-            once = values[..., : len(order)].clone()
-            once[..., -residual:] += values[..., len(order) :]
-            return once[..., order.argsort()]
-
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            if latest[0] is not inputs[0] or latest[1] != site.activation:
-                latest[:] = inputs[0], site.activation, seen(inputs[0])
-            return (latest[2],)
-
-        return hook
-
-    hooks = [
-        linear.register_forward_pre_hook(quantize(site))
-        for site in subject.sites
-        if in_16_bits is None or in_16_bits not in site.name
-        for linear in site.linears
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
