@@ -15,8 +15,9 @@ INTRODUCTION = """# Mutations of kernels
 
 `tests/ptx_emulator/mutate.py` breaks one PTX instruction of a kernel at a time and runs the kernel's tests on the
 [PTX emulator](../ptx_emulator.md). A mutation survives if every test still passes. This page lists the last run,
-[mutations.json](../../benchmarks/results/emulator/mutations.json), with the reason for each survivor. Written by
-`python -m benchmarks.pages.mutations_page`; a test holds it to that.
+[mutations.json](../../benchmarks/results/emulator/mutations.json), with the reason for each survivor. What survived was
+tried again after tests had been added; what those noticed is no survivor. A reason that speaks of the tests names what
+they do not cover. Written by `python -m benchmarks.pages.mutations_page`; a test holds it to that.
 
 | kernel | architecture | tried | survived | share |
 | --- | --- | ---: | ---: | ---: |
