@@ -19,6 +19,7 @@ from trt_nvfp4.builder.report.contents import TokenBytes
 from trt_nvfp4.builder.report.html import CONTESTANTS
 from trt_nvfp4.builder.roofline import KEPT, Limits, roofline, subgraph_cost
 from trt_nvfp4.builder.token_bytes import OTHERS
+from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
@@ -69,7 +70,7 @@ def predict_steps(
 
 def _products(plan: Plan, decoder: Decoder, decision: Decision | None, new: int, limits: Limits) -> float:
     """Seconds of all products with weights; `decision` in place of the plan's own for what it replaces."""
-    seconds, counted = 0.0, set[str]()
+    seconds, counted, residual = 0.0, set[str](), parse(plan.recipe).residual
     for entry in sorted(plan.subgraphs, key=lambda entry: entry.decision == Decision.KEEP):
         if "out_features" not in entry.shapes or not counted.isdisjoint(entry.nodes):
             continue
@@ -77,7 +78,7 @@ def _products(plan: Plan, decoder: Decoder, decision: Decision | None, new: int,
         taken = decision if decision is not None and entry.decision != Decision.KEEP else entry.decision
         is_head = entry.shapes["out_features"] == decoder.vocab_size and not decoder.all_logits
         rows = 1 if is_head else new
-        seconds += subgraph_cost(entry.kind, entry.shapes, taken, rows, limits, entry.dtype).seconds
+        seconds += subgraph_cost(entry.kind, entry.shapes, taken, rows, limits, entry.dtype, residual).seconds
     return seconds
 
 

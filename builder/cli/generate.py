@@ -15,6 +15,7 @@ from .console import DEBUG, EXIT_CODES, JSON, VERSION, Command, ProgressBar, fai
 
 if TYPE_CHECKING:
     from trt_nvfp4.builder.generate import Piece, Result
+    from trt_nvfp4.builder.generate.tokenizer import Tokenizer
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
@@ -116,7 +117,8 @@ def generate(
                 else:
                     from trt_nvfp4.builder.generate import Generator
 
-                    generator = stack.enter_context(Generator(model, tokenizer, runner=runner))
+                    loaded = _early_tokenizer(model, tokenizer, chat)
+                    generator = stack.enter_context(Generator(model, loaded, runner=runner))
             if of_parts:
                 result = pipeline.generate(prompts, images=image, max_new_tokens=max_new_tokens, **sampling)
                 capacity = pipeline.capacity
@@ -134,6 +136,21 @@ def generate(
             for generation in result.generations:
                 output.print(printable(generation.text), soft_wrap=True, highlight=False)
         _print_summary(result, capacity)
+
+
+def _early_tokenizer(model: Path, folder: Path | None, chat: bool) -> Tokenizer | None:
+    """The tokenizer, with what is wrong with it said before the model is exported or loaded; None where none lies
+    beside a model, with which something else may be wrong."""
+    from trt_nvfp4.builder.generate.open import is_model_directory, tokenizer_folder
+    from trt_nvfp4.builder.generate.tokenizer import Tokenizer
+
+    beside = tokenizer_folder(model)
+    if folder is None and not is_model_directory(model) and not beside.is_dir():
+        return None
+    tokenizer = Tokenizer(folder or beside)
+    if chat:
+        tokenizer.check_chat()
+    return tokenizer
 
 
 def _show(piece: Piece) -> None:

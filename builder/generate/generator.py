@@ -65,7 +65,8 @@ class Generator:
     >>> with Generator("model.engine") as generator:
     ...     print(generator.generate(["Once upon a time"], max_new_tokens=32).generations[0].text)
 
-    `tokenizer` is a folder with tokenizer files; default: `tokenizer/` beside the model. It is read when text is given.
+    `tokenizer` is a folder with tokenizer files, or a loaded one; default: `tokenizer/` beside the model, or the
+    directory. It is read when text is given.
     `manifest`: of the bundle that an engine was built from, where the engine does not lie in the bundle. `runner`:
     "tensorrt" runs an engine on its GPU, "onnxruntime" the ONNX model on the CPU, and "torch" the ONNX model on any
     NVIDIA GPU with its plugins (on a CPU without one); "auto" is tensorrt for engines and onnxruntime for models.
@@ -75,18 +76,18 @@ class Generator:
     def __init__(
         self,
         path: str | Path,
-        tokenizer: str | Path | None = None,
+        tokenizer: str | Path | Tokenizer | None = None,
         manifest: str | Path | None = None,
         runner: RunnerName = "auto",
     ) -> None:
         self._made = ExitStack()
         try:
-            self._runner, model = opened(Path(path), self._made, None if manifest is None else Path(manifest), runner)
+            self._runner, _ = opened(Path(path), self._made, None if manifest is None else Path(manifest), runner)
         except BaseException:
             self._made.close()
             raise
-        self._folder = Path(tokenizer) if tokenizer is not None else tokenizer_folder(model)
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else None
+        self._folder = Path(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer_folder(Path(path))
         self.runs_on = self._runner.name
         self.decoder = self._runner.decoder
 

@@ -19,12 +19,17 @@ RunnerName = Literal["auto", "tensorrt", "onnxruntime", "torch"]
 _LARGEST_BATCH = 64
 
 
+def is_model_directory(path: Path) -> bool:
+    """Whether `path` is a Hugging Face directory, and no bundle."""
+    return path.is_dir() and not (path / MANIFEST).is_file() and (path / "config.json").is_file()
+
+
 def prepared(path: Path, made: ExitStack, task: str = "generate", max_batch: int = _LARGEST_BATCH) -> Path:
     """`path`, or the ONNX model that a Hugging Face directory is exported to, in a scratch folder that `made` removes.
 
     `task` as for `export`. No code of the directory runs. Raises BuilderError as `export` does.
     """
-    if not path.is_dir() or (path / MANIFEST).is_file() or not (path / "config.json").is_file():
+    if not is_model_directory(path):
         return path
     from trt_nvfp4.common.replacing import scratch
 
@@ -111,8 +116,8 @@ def _rewritten(engine: Path, runner: str) -> Path:
 
 
 def tokenizer_folder(path: Path) -> Path:
-    """Where the tokenizer of an engine, model or bundle lies."""
-    return (path if path.is_dir() else path.parent) / TOKENIZER
+    """Where the tokenizer of an engine, model, bundle or Hugging Face directory lies."""
+    return path if is_model_directory(path) else (path if path.is_dir() else path.parent) / TOKENIZER
 
 
 def _of_folder(folder: Path, runner: str) -> Path:

@@ -39,15 +39,19 @@ class Tokenizer:
         """The text's tokens. `special_tokens`: with those that the tokenizer adds, such as one at the beginning."""
         return [int(token) for token in self._tokenizer(text, add_special_tokens=special_tokens)["input_ids"]]
 
-    def encode_chat(self, text: str) -> list[int]:
-        """The text as a user's message, with what the assistant's answer begins with. Raises BuilderError (usage)
-        without a chat template, (model) where it fails."""
+    def check_chat(self) -> None:
+        """Raise BuilderError (usage) without a chat template."""
         if not getattr(self._tokenizer, "chat_template", None):
             raise BuilderError(
                 USAGE,
                 f"{self._folder}: this tokenizer has no chat template; leave out --chat, or put the model's "
                 "chat_template.jinja there",
             )
+
+    def encode_chat(self, text: str) -> list[int]:
+        """The text as a user's message, with what the assistant's answer begins with. Raises BuilderError (usage)
+        without a chat template, (model) where it fails."""
+        self.check_chat()
         try:
             # transformers renders it in Jinja's sandbox.
             rendered = self._tokenizer.apply_chat_template(

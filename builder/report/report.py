@@ -33,6 +33,7 @@ from trt_nvfp4.builder.report.contents import (
 from trt_nvfp4.builder.report.json_types import misfits
 from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.common.replacing import replacing
+from trt_nvfp4.graph_passes.planning.decoder import KIND as DECODER
 from trt_nvfp4.graph_passes.planning.plan import KINDS, has_ranges
 from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
 
@@ -244,12 +245,13 @@ def not_asked_for(entry: ReportedSubgraph) -> bool:
 def subgraph_tables(subgraphs: Sequence[ReportedSubgraph]) -> list[Table]:
     """One row per subgraph that is replaced or refused, equal layers in one, and what was decided why.
 
-    Linears that nobody asked to replace are only counted.
+    Linears that nobody asked to replace are only counted; of whole layers, whose parts are listed, nothing is said.
     """
     from rich.table import Table
 
     from trt_nvfp4.builder.report.tables import equal_reasons, equal_rows, grid
 
+    subgraphs = [entry for entry in subgraphs if (entry["kind"], entry["reason_code"]) != (DECODER, ReasonCode.KIND)]
     left_alone = [entry for entry in subgraphs if not_asked_for(entry)]
     shown = [entry for entry in subgraphs if not not_asked_for(entry)]
     table = grid("Subgraphs", ["name", "x", "kind", "shape", "decision", "built"], numbers=["x"])

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from onnx_models.tiny_decoder import TinyDecoder
 from trt_nvfp4.builder.cli.generate import app, printable
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE
+from trt_nvfp4.builder.export import huggingface
 
 TESTS = Path(__file__).parents[2]
 TOKENIZER = TESTS / "trained_models" / "llama"
@@ -74,6 +75,25 @@ def test_a_model_without_caches_is_refused(gated_mlps: Path) -> None:
     ran = CliRunner().invoke(app, [str(gated_mlps), "--prompt", "a"])
     assert ran.exit_code == MODEL_AT_FAULT
     assert "no decoder with caches" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("left_out", "options", "words"),
+    [("*.safetensors", ["--chat"], "has no chat template"), ("token*", [], "no tokenizer is there")],
+    ids=["chat", "tokenizer"],
+)
+def test_what_a_directory_lacks_is_told_before_its_export(
+    left_out: str, options: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export(*_: object) -> Path:
+        raise AssertionError("exported")
+
+    monkeypatch.setattr(huggingface, "export", export)
+    shutil.copytree(TOKENIZER, tmp_path / "model", ignore=shutil.ignore_patterns(left_out))
+    ran = CliRunner().invoke(app, [str(tmp_path / "model"), "--prompt", "a", *options])
+    assert ran.exit_code == USAGE, ran.output
+    assert f"{tmp_path / 'model'}: " in ran.stderr.replace("\n", "")
+    assert words in " ".join(ran.stderr.split())
 
 
 def test_what_acts_on_a_terminal_is_shown_as_escapes() -> None:

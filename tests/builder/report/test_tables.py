@@ -13,6 +13,7 @@ from trt_nvfp4.builder.accuracy import metrics
 from trt_nvfp4.builder.cli import bench_engine, build_engine, compare_engine, console, generate, inspect_engine
 from trt_nvfp4.builder.report.report import subgraph_tables
 from trt_nvfp4.builder.report.tables import equal_reasons, joined_name
+from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
 
 
 def entry(name: str, **others: Any) -> dict[str, Any]:
@@ -41,6 +42,13 @@ def test_equal_layers_are_one_row_of_80_columns() -> None:
         ["vision.mlp", "1", "gated_mlp"],
     ]
     assert any("33 nvfp4_w4a16" in line and "(and 32 alike)" in line for line in lines)
+
+
+def test_whole_layers_that_nobody_asked_for_have_no_row() -> None:
+    layer = entry("model.layers.0", kind="decoder", decision="keep", kernels="", reason_code=ReasonCode.KIND)
+    shown = "\n".join(lines_of(subgraph_tables([layer, entry("model.layers.0.mlp")]), 80))
+    assert "model.layers.0.mlp" in shown
+    assert "decoder" not in shown
 
 
 @pytest.mark.parametrize(
