@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.export.deferred import DeferredTensor, replace_weight
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.common.safetensors_files import SafetensorsFiles
@@ -86,22 +87,27 @@ class Adapter:
             raise self._error(f"{name} must change by factors of one rank, found {list(a.shape)} and {list(b.shape)}")
         # The rows of A are inputs; embeddings and GPT-2's linears hold them first.
         is_transposed = isinstance(module, torch.nn.Embedding) or type(module).__name__ == "Conv1D"
-        change = b.float() @ a.float()
-        if is_transposed:
-            change = change.T
-        if change.shape != weight.shape:
+        changed = (a.shape[1], b.shape[0]) if is_transposed else (b.shape[0], a.shape[1])
+        if changed != weight.shape:
             raise self._error(
-                f"{name} is {list(weight.shape)} in the model and {list(change.shape)} in the adapter: it was trained "
+                f"{name} is {list(weight.shape)} in the model and {list(changed)} in the adapter: it was trained "
                 "on another one"
             )
         alpha = self._of_module(config.get("alpha_pattern"), name, config.get("lora_alpha"))
         if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
             raise self._error(f"{_CONFIG} must state lora_alpha, a number, found {alpha!r}")
         scale = self.factor * alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-        merged = weight.data.float() + scale * change
-        if not merged.isfinite().all():
-            raise self._error(f"{name} becomes infinite or NaN")
-        weight.data = merged.to(weight.dtype)
+
+        def merged() -> Tensor:
+            change = b.float() @ a.float()
+            whole = weight.detach().float() + scale * (change.T if is_transposed else change)
+            if not whole.isfinite().all():
+                raise self._error(f"{name} becomes infinite or NaN")
+            return whole.to(weight.dtype)
+
+        first = merged()  # which says here what is wrong
+        value = DeferredTensor.of(changed, weight.dtype, merged) if isinstance(weight, DeferredTensor) else first
+        replace_weight(model, weight, torch.nn.Parameter(value, requires_grad=False))
 
     def _replace(self, model: torch.nn.Module, key: str, value: Tensor) -> None:
         """A whole parameter, of `modules_to_save` or a bias."""

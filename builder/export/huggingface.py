@@ -25,6 +25,7 @@ from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.common.json_text import read_json
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     import torch
 
     from trt_nvfp4.builder.parallel.shard import Rank
@@ -82,6 +83,22 @@ def export(
     rank: Rank | None = None,
 ) -> Path:
     """Export the model of a Hugging Face directory to `destination` (ONNX, weights beside it when they are large).
+    For the rest see `export_by_reference`, which does without a copy of the weights."""
+    _export(directory, destination, task, cache, trust_remote_code, adapter, rank, by_reference=False)
+    return destination
+
+
+def export_by_reference(
+    directory: Path,
+    destination: Path,
+    task: str = "features",
+    cache: CacheOptions | None = None,
+    trust_remote_code: bool = False,
+    adapter: Adapter | None = None,
+) -> dict[str, ir.TensorProtocol]:
+    """As `export`, without copying weights from safetensors that are large together: returns these by their names in
+    the graph, read from the directory whenever their values are asked for. What the file has in their places is no
+    weight: nothing can run it.
 
     `task`: `generate` exports a causal language model with caches (see `decoder_contract`; `cache` says how large),
     `features` any model without, `auto` chooses by the model's class. Without caches, text models take input_ids and
@@ -93,8 +110,20 @@ def export(
     transformers cannot load or torch cannot export, and where weights that the outputs depend on are missing from the
     files.
     """
-    scratch = destination.parent if destination.parent.is_dir() else None
-    model, absent = load_model(directory, trust_remote_code, adapter, scratch)
+    return _export(directory, destination, task, cache, trust_remote_code, adapter, None, by_reference=True)
+
+
+def _export(
+    directory: Path,
+    destination: Path,
+    task: str,
+    cache: CacheOptions | None,
+    trust_remote_code: bool,
+    adapter: Adapter | None,
+    rank: Rank | None,
+    by_reference: bool,
+) -> dict[str, ir.TensorProtocol]:
+    model, absent = load_model(directory, trust_remote_code, adapter)
     from trt_nvfp4.builder.export import torch_module
 
     with quiet():
@@ -126,15 +155,14 @@ def export(
         _check_weights(directory, program, absent)
         _check_dynamic(directory, program, dynamic, type(model).__name__, extra.longest)
         metadata = {EXPORTED: directory.name, **extra.metadata}
-        torch_module.save(program, wrapper, wrapper.outputs, metadata, destination)
-    return destination
+        return torch_module.save(program, wrapper, wrapper.outputs, metadata, destination, by_reference)
 
 
 def load_model(
-    directory: Path, trust_remote_code: bool = False, adapter: Adapter | None = None, scratch: Path | None = None
+    directory: Path, trust_remote_code: bool = False, adapter: Adapter | None = None
 ) -> tuple[Any, Set[str]]:
-    """The model of a Hugging Face directory, with `adapter` merged into it; and the weights that its files lack, which
-    transformers makes up. `scratch` as for `load_directory`.
+    """The model of a Hugging Face directory (see `load_directory`), with `adapter` merged into it; and the weights that
+    its files lack, which transformers makes up.
 
     Raises BuilderError: unavailable without transformers, model for a directory that holds none or a broken one.
     """
@@ -158,7 +186,7 @@ def load_model(
     transformers.utils.logging.disable_progress_bar()
     with quiet():
         try:
-            loaded = load_directory(directory, transformers, trust_remote_code, scratch)
+            loaded = load_directory(directory, transformers, trust_remote_code)
         except BuilderError:
             raise
         except Exception as error:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
-from trt_nvfp4.builder.export.checkpoints.directory import QuantizedDirectory, quantized_directory
+from trt_nvfp4.builder.export.checkpoints.directory import QuantizedDirectory, held_tensors
+from trt_nvfp4.builder.export.deferred import read_small
 from trt_nvfp4.builder.export.unused_tensors import check_all_used
 
 if TYPE_CHECKING:
@@ -27,15 +28,15 @@ class Loaded:
     quantized: QuantizedDirectory | None
 
 
-def load_directory(directory: Path, transformers: Any, trust_remote_code: bool, scratch: Path | None = None) -> Loaded:
-    """The model, of the class named in the configuration or else the bare one. Weights in 16 bits are mapped from their
-    files, those that are dequantized from files without a name in the folder `scratch`; None: in memory.
+def load_directory(directory: Path, transformers: Any, trust_remote_code: bool) -> Loaded:
+    """The model, of the class named in the configuration or else the bare one. Large weights from safetensors are
+    deferred: read, and dequantized, each time that something computes with them.
 
     Raises BuilderError (model): another class than transformers has; weights that do not fit the configuration, are
     quantized in a format that is not read, or are not the model's.
     """
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    quantized = quantized_directory(directory)
+    held = held_tensors(directory)
     config = transformers.AutoConfig.from_pretrained(directory, **options)
     names = getattr(config, "architectures", None) or []
     own = _own_class(config, names) if trust_remote_code else None
@@ -49,12 +50,10 @@ def load_directory(directory: Path, transformers: Any, trust_remote_code: bool, 
     loader = getattr(transformers, own or next(iter(known), "AutoModel"))
     of_loading = {"config": config, "ignore_mismatched_sizes": True, "output_loading_info": True}
     model: Any
-    if quantized is None:
+    if held is None:
         model, info = loader.from_pretrained(directory, dtype="auto", **of_loading, **options)
     else:
-        model, info = _load_quantized(
-            directory, _concrete(loader, config, directory if own else None), quantized, of_loading, scratch
-        )
+        model, info = _load_deferred(directory, _concrete(loader, config, directory if own else None), held, of_loading)
     if info["mismatched_keys"]:
         name, found, expected = min(info["mismatched_keys"])
         raise BuilderError(
@@ -66,29 +65,25 @@ def load_directory(directory: Path, transformers: Any, trust_remote_code: bool, 
     if hasattr(model, "set_experts_implementation"):
         # Grouped matrix products, the default, have no ONNX operator, and loops over the experts depend on the data.
         model.set_experts_implementation("batched_mm")
-    return Loaded(model.eval(), set(info["missing_keys"]), quantized)
+    read_small(model)
+    return Loaded(model.eval(), set(info["missing_keys"]), held if held is not None and held.is_quantized else None)
 
 
-def _load_quantized(
-    directory: Path,
-    model_class: Any,
-    quantized: QuantizedDirectory,
-    options: dict[str, Any],
-    scratch: Path | None,
+def _load_deferred(
+    directory: Path, model_class: Any, held: QuantizedDirectory, options: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """The plain model with dequantized weights, and what transformers says of its loading."""
+    """The plain model with weights that are read later, and what transformers says of its loading."""
     config = options["config"]
-    dtype = _plain_dtype(config, quantized)
+    dtype = _plain_dtype(config, held)
     _forget_quantization(config)
     try:
         # A name beside a state dict is refused, so that generation_config.json is not read.
-        weights = quantized.state_dict(dtype, scratch)
-        model, info = model_class.from_pretrained(None, dtype=dtype, state_dict=weights, **options)
+        model, info = model_class.from_pretrained(None, dtype=dtype, state_dict=held.deferred(dtype), **options)
     except Exception as error:
         # transformers says that a conversion failed, and logs why.
-        raise (quantized.failure or error) from error
-    if quantized.failure is not None:
-        raise quantized.failure
+        raise (held.failure or error) from error
+    if held.failure is not None:
+        raise held.failure
     if model.can_generate() and (directory / "generation_config.json").is_file():
         model.generation_config = type(model.generation_config).from_pretrained(directory, local_files_only=True)
     return model, info
@@ -117,14 +112,14 @@ def _own_class(config: Any, names: Sequence[str]) -> str | None:
     return next((auto for auto, place in own.items() if str(place).rpartition(".")[2] in names), None)
 
 
-def _plain_dtype(config: Any, quantized: QuantizedDirectory) -> torch.dtype:
+def _plain_dtype(config: Any, held: QuantizedDirectory) -> torch.dtype:
     """What the model computes in: the configuration's type, or that of the weights that are not quantized."""
     import torch
 
     stated = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None)
     if isinstance(stated, str):
         stated = getattr(torch, stated, None)
-    return stated if stated in (torch.float32, torch.bfloat16, torch.float16) else quantized.dtype
+    return stated if stated in (torch.float32, torch.bfloat16, torch.float16) else held.dtype
 
 
 def _forget_quantization(config: Any) -> None:

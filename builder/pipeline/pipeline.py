@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -56,7 +57,7 @@ from trt_nvfp4.builder.report.report import Report, versions
 from trt_nvfp4.builder.targets import require_here
 from trt_nvfp4.builder.tensorrt.preflight import check_readable
 from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs
-from trt_nvfp4.common.replacing import made_folder
+from trt_nvfp4.common.replacing import made_folder, scratch
 from trt_nvfp4.graph_passes.load.faults import blaming
 from trt_nvfp4.graph_passes.load.source import checked, load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
@@ -88,10 +89,12 @@ def run(request: Request, progress: Progress | None = None) -> Report:
                 made.enter_context(made_folder(file.parent))
         made.enter_context(blaming(request.model))
         made.enter_context(bounded_mapped_pages())
-        return (_resume_from_rewritten if rewritten_already else _from_the_start)(request, report, progress)
+        if rewritten_already:
+            return _resume_from_rewritten(request, report, progress)
+        return _from_the_start(request, report, progress, made)
 
 
-def _from_the_start(request: Request, report: Report, progress: Progress) -> Report:
+def _from_the_start(request: Request, report: Report, progress: Progress, made: ExitStack) -> Report:
     observer = None if request.dump_passes is None else PassDump(request.dump_passes)
     # Before an export, which takes minutes.
     check_disk(request)
@@ -99,14 +102,15 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
     checkpoint = nvfp4_checkpoint(request)
     with report.timed("read"):
         progress.stage("reading the model")
-        path = original = _onnx_file(request, report, progress)
+        path, weights = _onnx_file(request, report, progress, made)
+        original = path
         if request.surgery is not None:
             progress.stage(f"changing the graph with {request.surgery.name}")
             path = request.file(SURGERY)
             operate(original, request.surgery, path)
             report.files["model after surgery"] = str(path)
         request = _of_task(request, path)
-        model = load(path, observer)
+        model = load(path, observer, weights)
         check_readable(path, read(path))
         specs = input_specs(path)
         try:
@@ -144,7 +148,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
                 check_data(request, model, subgraphs, plan)
             take_plan(request, model, plan, tokens, calibrated, report, prefill)
     if request.accuracy_budget is None and request.stop_after == "plan":
-        return _finish(request, report)
+        return _finish(request, report, path)
 
     with report.timed("calibrate"):
         statistics = calibrate(request, model, subgraphs, specs, plan, calibrated, report, progress)
@@ -153,9 +157,9 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
             plan = choose_plan(request, model, subgraphs, specs, plan, statistics, tokens, report, progress)
             take_plan(request, model, plan, tokens, calibrated, report, prefill)
         if request.stop_after == "plan":
-            return _finish(request, report)
+            return _finish(request, report, path)
     if request.stop_after == "calibrate":
-        return _finish(request, report)
+        return _finish(request, report, path)
 
     with report.timed("rewrite"):
         progress.stage("quantizing weights and rewriting")
@@ -170,7 +174,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
     # The build needs the memory.
     del model, subgraphs, of
     if request.stop_after == "rewrite":
-        return _finish(request, report)
+        return _finish(request, report, path)
 
     build(request, plan, rewritten.path, profiles, report, progress)
     return _finish(request, report)
@@ -226,31 +230,46 @@ def _profiles(
     return [{**profile, **ranges} for profile in profiles]
 
 
-def _onnx_file(request: Request, report: Report, progress: Progress) -> Path:
+def _onnx_file(
+    request: Request, report: Report, progress: Progress, made: ExitStack
+) -> tuple[Path, Mapping[str, ir.TensorProtocol]]:
+    """The model's ONNX file, and those of its weights that are not in it, by name. One without them lies in a folder
+    that `made` removes."""
     if request.cache == "inplace":
         progress.stage(f"converting the caches of {request.model.name}")
         converted = request.file(".inplace.onnx")
         convert_decoder(request.model, converted, request.cache_capacity, request.max_batch or 1)
         report.files["model with caches in place"] = str(converted)
-        return converted
+        return converted, {}
     if not request.model.is_dir():
-        return request.model
+        return request.model, {}
     progress.stage(f"exporting {request.model.name} to ONNX")
     cache = CacheOptions(request.cache_capacity, request.max_batch or 1, request.all_logits)
-    exported = export.export(
-        request.model, request.file(".onnx"), request.task, cache, request.trust_remote_code, request.adapter
-    )
-    report.files["exported model"] = str(exported)
+    exported, own = request.file(".onnx"), (request.trust_remote_code, request.adapter)
+    weights: Mapping[str, ir.TensorProtocol] = {}
+    if request.runs_model:
+        export.export(request.model, exported, request.task, cache, *own)
+    else:
+        graph = made.enter_context(scratch(exported.parent)) / exported.name
+        weights = export.export_by_reference(request.model, graph, request.task, cache, *own)
+        if weights:
+            exported = graph
+        else:
+            exported.unlink(missing_ok=True)  # which beside other weights would pass for whole
+            for file in sorted(graph.parent.iterdir(), reverse=True):
+                os.replace(file, exported.with_name(file.name))
+    if not weights:
+        report.files["exported model"] = str(exported)
     if decoder_of(read(exported)) is not None:
-        copied = copy_tokenizer(request.model, exported.parent / TOKENIZER)
+        copied = copy_tokenizer(request.model, request.base.parent / TOKENIZER)
         if copied is not None:
             report.files["tokenizer"] = str(copied)
-    return exported
+    return exported, weights
 
 
-def _finish(request: Request, report: Report) -> Report:
+def _finish(request: Request, report: Report, exported: Path | None = None) -> Report:
     # The engine's own, where it was rewritten.
-    model = next((report.files[what] for what in _MODELS if what in report.files), request.model)
+    model = next((report.files[what] for what in _MODELS if what in report.files), exported or request.model)
     report.inputs, report.outputs = interface(read(Path(model)))
     report.files["report"] = str(request.file(".report.json"))
     report.files["page"] = str(request.file(".report.html"))

@@ -127,6 +127,11 @@ class Request:
             return self.bundle
         raise BuilderError(USAGE, "nothing says where to write: add -o OUT.engine or --bundle DIR")
 
+    @property
+    def runs_model(self) -> bool:
+        """Whether something runs the exported model, or changes it as a file."""
+        return self.calib_data is not None or self.surgery is not None
+
     def file(self, suffix: str) -> Path:
         return self.base.with_name(self.base.name + suffix)
 

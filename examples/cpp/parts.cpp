@@ -173,11 +173,9 @@ class Parts {
         auto const name = part.at("name").get<std::string>();
         auto const path = folder / (name + ".engine");
         engines_.push_back(runtime_.load(path, contents(path)));
-        require(trt_nvfp4::weights_digest(engines_.back()->getName()).empty(),
-                path.string() + ": was built with --strip, and this program does not read the file of its weights; " +
-                    "build it without --strip, or bind them as generate.cpp does");
         contexts_.emplace_back(engines_.back()->createExecutionContext());
         require(contexts_.back() != nullptr, path.string() + ": TensorRT cannot create a context");
+        bind_weights(folder, name);
         auto const numbers = part.at("loop").is_null() ? Json::object() : part.at("loop").at("values");
         for (auto const& [input, port] : part.at("inputs").items()) {
             auto const tensor = name + "." + input;
@@ -194,6 +192,29 @@ class Parts {
             if (!part.at("loop").is_null() && part.at("loop").at("carry").contains(output)) {
                 places_.emplace(tensor + ", second", DeviceBuffer(bytes_of(tensor, port)));
             }
+        }
+    }
+
+    // Of an engine built with --strip: its plugins' weights are inputs, and lie in a file beside it. Parts with the
+    // same file have them in one place.
+    void bind_weights(fs::path const& folder, std::string const& part) {
+        std::string const digest = trt_nvfp4::weights_digest(engines_.back()->getName());
+        if (digest.empty()) {
+            return;
+        }
+        if (weights_.count(digest) == 0) {
+            trt_nvfp4::WeightsFile file((folder / trt_nvfp4::weights_file_name(digest)).string(), digest);
+            auto& places = weights_[digest];
+            for (auto const& tensor : file.tensors()) {
+                auto* place = places.emplace(tensor.name, DeviceBuffer(tensor.size)).first->second.get();
+                file.read(tensor, [&](char const* bytes, std::size_t count) {
+                    check(cudaMemcpy(place, bytes, count, cudaMemcpyHostToDevice), "the weights");
+                    place += count;
+                });
+            }
+        }
+        for (auto const& [name, place] : weights_.at(digest)) {
+            bind(*contexts_.back(), part, name, place.get());
         }
     }
 
@@ -266,6 +287,7 @@ class Parts {
     std::map<std::string, std::size_t> inputs_;   // of the whole, with their bytes
     std::map<std::string, bool> given_;
     std::map<std::string, DeviceBuffer> places_;
+    std::map<std::string, std::map<std::string, DeviceBuffer>> weights_;  // by digest and name
     std::map<std::string, void*> last_;  // where each output is after the part's last turn
     Graph graph_;
 };

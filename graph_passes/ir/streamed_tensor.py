@@ -35,5 +35,5 @@ class StreamedTensor(ir.LazyTensor):
                 self.on_write(written)
 
 
-def _bytes(piece: torch.Tensor) -> bytes:
-    return piece.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+def _bytes(piece: torch.Tensor) -> memoryview:
+    return piece.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data

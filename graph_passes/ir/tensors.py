@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from trt_nvfp4.graph_passes.ir.computed_tensor import ComputedTensor
+
 
 def read_tensor(tensor: ir.TensorProtocol) -> np.ndarray:
     """Values of a tensor; an external one is mapped anew, so that its pages leave memory with the array."""
@@ -16,6 +18,11 @@ def read_tensor(tensor: ir.TensorProtocol) -> np.ndarray:
             tensor.path, tensor.dtype.numpy(), "c", offset=tensor.offset or 0, shape=shape or (1,)
         ).reshape(shape)
     return tensor.numpy()
+
+
+def read_part(tensor: ir.TensorProtocol, index: int) -> np.ndarray:
+    """`read_tensor(tensor)[index]`; of a tensor that is computed, that part alone."""
+    return tensor.part(index) if isinstance(tensor, ComputedTensor) else read_tensor(tensor)[index]
 
 
 def weights_bytes(graph: ir.Graph) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 import numpy as np
 import onnx_ir as ir
 
+from trt_nvfp4.graph_passes.ir.computed_tensor import ComputedTensor
 from trt_nvfp4.graph_passes.ir.nodes import FLOATS, is_op
 from trt_nvfp4.graph_passes.ir.tensors import read_tensor
 
@@ -19,7 +20,8 @@ _HEAD = 4096
 def unite_copies(graph: ir.Graph) -> None:
     """Makes every MatMul and Gemm that multiplies by a copy of a matrix read the first one.
 
-    Matrices that anything else reads are left, and so are those that the bodies of control flow read, where nothing is
+    Matrices that are computed are weights of their own each, and are left: comparing would compute them all. Matrices
+    that anything else reads are left, and so are those that the bodies of control flow read, where nothing is
     replaced, and those of one value throughout, as they need not be copies.
     """
     alike: defaultdict[Hashable, list[ir.Value]] = defaultdict(list)
@@ -29,6 +31,7 @@ def unite_copies(graph: ir.Graph) -> None:
             tensor is not None
             and tensor.dtype in FLOATS
             and len(tensor.shape) == 2
+            and not isinstance(tensor, ComputedTensor)
             and _is_only_multiplied_by(value, graph)
         ):
             alike[tensor.dtype, tuple(tensor.shape.numpy())].append(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,8 +93,11 @@ class SourceModel:
         return read_tensor(tensor)
 
 
-def load(path: str | Path, observer: Observer | None = None) -> SourceModel:
-    """Loads and checks the model at `path`; `observer` is told of the graph after each pass.
+def load(
+    path: str | Path, observer: Observer | None = None, weights: Mapping[str, ir.TensorProtocol] | None = None
+) -> SourceModel:
+    """Loads and checks the model at `path`; `observer` is told of the graph after each pass. `weights`: by name, those
+    that are read in place of what its external data holds.
 
     Raises:
         ModelError: see `checked`; an unknown operator, or what ONNX cannot process.
@@ -112,6 +116,8 @@ def load(path: str | Path, observer: Observer | None = None) -> SourceModel:
     except Exception as error:  # ONNX raises whatever its converter, shape inference or deserializer met
         raise ModelError(f"{path}: ONNX cannot process the model: {error}") from error
     ir.external_data.set_base_dir(model.graph, folder)
+    for name in (weights or {}).keys() & model.graph.initializers.keys():
+        model.graph.initializers[name].const_value = (weights or {})[name]
     passes.RemoveInitializersFromInputsPass()(model)
     try:
         complete_plugin_nodes(model.graph)

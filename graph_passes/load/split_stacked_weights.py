@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from trt_nvfp4.graph_passes.ir.computed_tensor import ComputedTensor
 from trt_nvfp4.graph_passes.ir.nodes import FLOATS, constant_integers, is_op, operand, register
 from trt_nvfp4.graph_passes.load.squeeze_weights import reshaped
 
@@ -121,6 +122,8 @@ def _value(stack: ir.Value, tensor: ir.TensorProtocol, part: Part) -> ir.Value:
             name=name,
             base_dir=tensor.base_dir,
         )
+    elif isinstance(tensor, ComputedTensor):
+        value.const_value = tensor.picked(name, part.begin, part.end, part.kept)
     else:
         array = tensor.numpy()
         rows = array[part.begin : part.end] if part.kept else array[part.begin]

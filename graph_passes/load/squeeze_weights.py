@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from trt_nvfp4.graph_passes.ir.computed_tensor import ComputedTensor
 from trt_nvfp4.graph_passes.ir.nodes import FLOATS, is_op, operand, rank
 
 
@@ -38,4 +39,6 @@ def reshaped(tensor: ir.TensorProtocol, shape: ir.Shape) -> ir.TensorProtocol:
             name=tensor.name,
             base_dir=tensor.base_dir,
         )
+    if isinstance(tensor, ComputedTensor):
+        return tensor.reshaped(shape.numpy())
     return ir.Tensor(tensor.numpy().reshape(shape.numpy()), dtype=tensor.dtype, shape=shape, name=tensor.name)

@@ -11,7 +11,7 @@ import torch
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
-from trt_nvfp4.graph_passes.ir.tensors import read_tensor
+from trt_nvfp4.graph_passes.ir.tensors import read_part, read_tensor
 from trt_nvfp4.graph_passes.load.source import ModelError
 from trt_nvfp4.graph_passes.subgraphs.parts import WHOLE_AMAX, Bias, RMSNorm, Weight
 
@@ -23,7 +23,7 @@ _CHUNK_VALUES = 1 << 23
 
 def as_torch(array: np.ndarray) -> torch.Tensor:
     """`array` in Torch, without a copy where it is writable; bfloat16 goes by its bits, which Torch does not take."""
-    array = np.require(array, requirements=["C", "W"])
+    array = np.require(array, requirements=["W"])
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
@@ -40,9 +40,15 @@ def torch_dtype(dtype: ir.DataType) -> torch.dtype:
 
 def constant(value: ir.Value) -> np.ndarray:
     """The array behind an initializer or Constant; of one that was converted, as it was before."""
+    return constant_part(value, None)
+
+
+def constant_part(value: ir.Value, index: int | None) -> np.ndarray:
+    """`constant(value)`, or what it holds at `index` of its first axis, without computing more."""
     tensor = get_const_tensor(value)
     assert tensor is not None
-    return read_tensor(tensor.original if isinstance(tensor, ConvertedTensor) else tensor)
+    tensor = tensor.original if isinstance(tensor, ConvertedTensor) else tensor
+    return read_tensor(tensor) if index is None else read_part(tensor, index)
 
 
 def check_not_empty(weight: Weight) -> None:
@@ -118,8 +124,7 @@ class Matrix:
     @staticmethod
     def _view(part: Weight) -> torch.Tensor:
         """The weight as stored, [rows, in_features], on its memory map."""
-        array = constant(part.stored)
-        stored = as_torch(array if part.expert is None else array[part.expert])
+        stored = as_torch(constant_part(part.stored, part.expert))
         return (stored.T if part.stored_transposed else stored)[part.rows]
 
 
@@ -138,8 +143,7 @@ def bias_vector(biases: Sequence[Bias | None], features: int) -> torch.Tensor:
 
 def bias_rows(bias: Bias, features: int) -> torch.Tensor:
     """A bias as it is added, float32 [features]."""
-    array = constant(bias.stored)
-    stored = as_torch(array if bias.expert is None else array[bias.expert])
+    stored = as_torch(constant_part(bias.stored, bias.expert))
     vector = stored.float().reshape(-1) * bias.scale
     return (vector[bias.rows] if vector.numel() > 1 else vector).expand(features)
 

@@ -46,11 +46,16 @@ class NVFP4Source:
         whole = self._checkpoint[self.module]
         return replace(whole, packed=whole.packed[self._rows], block_scales=whole.block_scales[self._rows])
 
-    def check(self) -> None:
-        """Compares shape and first rows with the model's.
+    @property
+    def of_model(self) -> bool:
+        """Whether the checkpoint is the model's own."""
+        return self._checkpoint.of_model
+
+    def check_shape(self) -> range:
+        """Compares the shape with the model's; returns which rows of the module's it has.
 
         Raises:
-            CalibrationError: of another shape than the model's, or not the model's rows, rounded.
+            CalibrationError: of another shape than the model's.
         """
         rows, k = self._checkpoint.shape(self.module)
         own_rows = range(rows)[self._rows]
@@ -58,7 +63,15 @@ class NVFP4Source:
             raise CalibrationError(
                 f"{self.module} is {(len(own_rows), k)} in the checkpoint and {self.shape} in the model"
             )
-        first = own_rows[:_COMPARED_ROWS]
+        return own_rows
+
+    def check_values(self) -> None:
+        """Compares the first rows with the model's.
+
+        Raises:
+            CalibrationError: of another shape than the model's, or not the model's rows, rounded.
+        """
+        first = self.check_shape()[:_COMPARED_ROWS]
         found = self._checkpoint.rows(self.module, slice(first[0], first[-1] + 1))
         packed, block_scales = found.packed[:: first.step], found.block_scales[:: first.step]
         rounded = nvfp4.dequantize(packed, block_scales, self.tensor_scales()[0])
@@ -95,7 +108,11 @@ def packed_initializers(
         return made[key]
     scales = torch.stack([_tensor_scale(group) for group in groups])
     for source in itertools.chain(*groups):
-        source.check()
+        source.check_shape()
+    # The model's own are computed from these very files: the first and the last show that all are in their places.
+    is_own = all(source.of_model for source in groups[0])
+    for source in itertools.chain(*([groups[0], groups[-1]] if is_own else groups)):
+        source.check_values()
     own_rows, k = sum(source.shape[0] for source in groups[0]), groups[0][0].shape[1]
     rows, k = size or (own_rows, k)
     lead = (len(groups),) if stacked else ()

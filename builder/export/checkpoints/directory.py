@@ -18,9 +18,9 @@ from trt_nvfp4.builder.export.checkpoints.fp4 import gpt_oss_mxfp4, mxfp4, nvfp4
 from trt_nvfp4.builder.export.checkpoints.packed_integers import awq, gptq, modelopt_int4, pack_quantized
 from trt_nvfp4.builder.export.checkpoints.parts import Parts, quantized_parts
 from trt_nvfp4.builder.export.checkpoints.scaled import bitsandbytes_int8, row_scales, scaled
-from trt_nvfp4.builder.export.checkpoints.scratch import mapped_copy
 from trt_nvfp4.builder.export.checkpoints.settings import Settings, quantization_config, read_config
 from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
+from trt_nvfp4.builder.export.deferred import DeferredTensor
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.safetensors_files import SafetensorsFiles
 from trt_nvfp4.graph_passes.weights.published_fp8 import PublishedFP8
@@ -50,6 +50,16 @@ _CACHE_SCALE = re.compile(
 _CACHE_BIAS = re.compile(r".*\.(k_proj\.k|v_proj\.v)_bias")
 _OPERAND_SCALE = re.compile(r".*\.(q_scale|prob_output_scale)")
 _SIXTEEN_BITS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_TYPES = {
+    **_SIXTEEN_BITS,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 class QuantizedDirectory:
@@ -77,6 +87,11 @@ class QuantizedDirectory:
         self.failure: BuilderError | None = None
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether it holds quantized weights, or scales of caches."""
+        return bool(self.weights or self.cache_scales)
+
+    @property
     def formats(self) -> dict[str, int]:
         """How many weights there are of each format, the most frequent first."""
         found: dict[str, int] = {}
@@ -84,19 +99,39 @@ class QuantizedDirectory:
             found[weight.format] = found.get(weight.format, 0) + 1
         return dict(sorted(found.items(), key=lambda entry: -entry[1]))
 
-    def state_dict(self, dtype: torch.dtype | None = None, folder: Path | None = None) -> dict[str, Any]:
-        """What transformers loads: for each weight an object that becomes a tensor when it is indexed with `...`; of
-        quantized ones in `dtype` (None: as they are dequantized), mapped from files without a name in `folder` (None:
-        in memory).
-
-        Where one cannot be read, `failure` says why: transformers only says that it could not be loaded.
-        """
+    def state_dict(self) -> dict[str, Any]:
+        """For each weight an object that becomes a tensor, as it is dequantized, when it is indexed with `...`."""
         return {
-            **{key: _WhenIndexed(self, partial(self._files.read, key)) for key in self.plain},
-            **{
-                name: _WhenIndexed(self, partial(_read, weight, dtype, folder)) for name, weight in self.weights.items()
-            },
+            **{key: _WhenIndexed(partial(self._files.read, key)) for key in self.plain},
+            **{name: _WhenIndexed(weight.read) for name, weight in self.weights.items()},
         }
+
+    def deferred(self, dtype: torch.dtype) -> dict[str, Any]:
+        """What transformers loads: each weight as a deferred tensor when it is indexed, quantized ones in `dtype`.
+
+        Where one cannot be read meanwhile, `failure` says why: transformers only says that it could not be loaded.
+        """
+        shapes = {
+            **{key: (self._files.shape(key), self._files.dtype(key)) for key in self.plain},
+            **{name: (weight.shape, "") for name, weight in self.weights.items()},
+        }
+        state: dict[str, Any] = {}
+        for name, (shape, stated) in shapes.items():
+            weight = self.weights.get(name)
+            read = partial(
+                self._told, partial(self._files.read, name) if weight is None else partial(_cast, weight, dtype)
+            )
+            of = dtype if weight is not None else _TYPES.get(stated)
+            state[name] = _WhenIndexed(read if of is None else partial(DeferredTensor.of, shape, of, read))
+        return state
+
+    def _told(self, read: Callable[[], Tensor]) -> Tensor:
+        """Raises BuilderError (model) where a tensor cannot be read."""
+        try:
+            return read()
+        except CalibrationError as error:
+            self.failure = BuilderError(MODEL_AT_FAULT, str(error))
+            raise self.failure from error
 
     def fp8(self) -> PublishedFP8:
         """The scales of FP8 weights that FP8 layers can take: those with one per tensor or row."""
@@ -136,27 +171,18 @@ class QuantizedDirectory:
         return True
 
 
-def _read(weight: QuantizedWeight, dtype: torch.dtype | None, folder: Path | None) -> Tensor:
-    values = weight.read()
-    values = values if dtype is None else values.to(dtype)
-    return values if folder is None else mapped_copy(values, folder)
+def _cast(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
+    return weight.read().to(dtype)
 
 
 class _WhenIndexed:
-    """Reads a tensor each time that it is indexed, as transformers does with slices of safetensors."""
+    """Makes a tensor each time that it is indexed, as transformers does with slices of safetensors."""
 
-    def __init__(self, directory: QuantizedDirectory, read: Callable[[], Tensor]) -> None:
-        self._directory, self._read = directory, read
+    def __init__(self, read: Callable[[], Tensor]) -> None:
+        self._read = read
 
     def __getitem__(self, _: Any) -> Tensor:
-        try:
-            return self._read()
-        except CalibrationError as error:
-            self._directory.failure = BuilderError(MODEL_AT_FAULT, str(error))
-            raise
-        except BuilderError as error:
-            self._directory.failure = error
-            raise
+        return self._read()
 
 
 def quantized_directory(directory: Path) -> QuantizedDirectory | None:
@@ -164,6 +190,13 @@ def quantized_directory(directory: Path) -> QuantizedDirectory | None:
 
     Raises BuilderError (model) for a format that is not read, and for files that cannot be read.
     """
+    found = held_tensors(directory)
+    return found if found is not None and found.is_quantized else None
+
+
+def held_tensors(directory: Path) -> QuantizedDirectory | None:
+    """What the directory's safetensors hold, quantized or not; None where it has none. Raises as
+    `quantized_directory`."""
     config = read_config(directory)
     stated = quantization_config(config)
     if stated is not None and (transforms := stated.get("transform_config")):
@@ -185,14 +218,12 @@ def quantized_directory(directory: Path) -> QuantizedDirectory | None:
         found = QuantizedDirectory(directory, config)
     except CalibrationError as error:
         raise BuilderError(MODEL_AT_FAULT, str(error)) from error
-    if not found.weights and not found.cache_scales:
-        if method is not None:
-            raise BuilderError(
-                MODEL_AT_FAULT,
-                f"{directory}: its weights are quantized, by {method}, in a format that is not read, which is one of "
-                f"{READ_FORMATS}; {INSTEAD}",
-            )
-        return None
+    if not found.is_quantized and method is not None:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: its weights are quantized, by {method}, in a format that is not read, which is one of "
+            f"{READ_FORMATS}; {INSTEAD}",
+        )
     return found
 
 

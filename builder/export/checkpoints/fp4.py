@@ -34,9 +34,10 @@ def nvfp4(parts: Parts) -> QuantizedWeight | None:
             raise parts.error(f"{parts.keys[by_tensor]} must hold one positive scale, found {list(scale.shape)}")
         scale = scale.reshape(()) if scale.numel() == 1 else scale.reshape(-1, 1, 1)
         block_scales = parts.scale("scale").transpose(axis, -1)
-        whole = e2m1_decode(unpack(parts.read(values).transpose(axis, -1).contiguous()))
-        blocks = whole.view(*block_scales.shape, block) * block_scales.unsqueeze(-1)
-        return (blocks.flatten(-2) * scale).transpose(axis, -1)
+        whole = _decoded(parts.read(values).transpose(axis, -1))
+        # Exact: two bits of a value and four of a scale.
+        blocks = whole.view(*block_scales.shape, block) * block_scales.bfloat16().unsqueeze(-1)
+        return (blocks.flatten(-2).float() * scale).transpose(axis, -1)
 
     return QuantizedWeight(parts, "NVFP4" if block == BLOCK else f"FP4 in blocks of {block}", shape, dequantize)
 
@@ -105,6 +106,13 @@ def _with(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
     changed = list(shape)
     changed[axis] = size
     return tuple(changed)
+
+
+def _decoded(packed: Tensor) -> Tensor:
+    """Values in bfloat16, which has them all, of codes that are packed along the last axis."""
+    every = torch.arange(256, dtype=torch.uint8)
+    pairs = e2m1_decode(unpack(every[:, None])).bfloat16().view(torch.int32).flatten()  # two values, as one number
+    return pairs.index_select(0, packed.flatten().int()).view(torch.bfloat16).view(*packed.shape[:-1], -1)
 
 
 def _mx(blocks: Tensor, scales: Tensor) -> Tensor:

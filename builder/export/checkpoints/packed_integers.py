@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trt_nvfp4.builder.export.checkpoints.parts import Parts
-from trt_nvfp4.builder.export.checkpoints.scales import spread
+from trt_nvfp4.builder.export.checkpoints.scales import group_size, spread
 from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
 
 _WORD = 32
@@ -63,7 +63,8 @@ def gptq(parts: Parts) -> QuantizedWeight | None:
             f"up to 8, checkpoint_format gptq or gptq_v2; found {parts.settings.method}, {bits}, {layout}"
         )
     n, k = scales[1], words[0] * _WORD // bits
-    if words[0] * _WORD % bits or parts.shape("qzeros") != (scales[0], -(-n * bits // _WORD)) or k % scales[0]:
+    group = group_size(parts, k, scales[0])
+    if words[0] * _WORD % bits or parts.shape("qzeros") != (scales[0], -(-n * bits // _WORD)) or group is None:
         raise parts.error(
             f"{parts.weight} does not hold {bits} bits a value: found qweight {list(words)}, scales {list(scales)}, "
             f"qzeros {list(parts.shape('qzeros'))}"
@@ -73,7 +74,7 @@ def gptq(parts: Parts) -> QuantizedWeight | None:
         zeros = _unpack(parts.read("qzeros"), bits, n)
         if layout == "gptq":
             zeros = (zeros + 1) & ((1 << bits) - 1)
-        groups = torch.arange(k) // (k // scales[0])
+        groups = torch.arange(k) // group
         if "g_idx" in parts.keys:
             groups = _groups(parts, "g_idx", k, scales[0])
         values = _unpack(parts.read("qweight").T, bits, k)
@@ -90,7 +91,8 @@ def awq(parts: Parts) -> QuantizedWeight | None:
     if len(words) != 2 or len(scales) != 2 or words[1] * 8 != scales[1]:
         return None
     (k, _), (count, n) = words, scales
-    if parts.settings.bits not in (None, 4) or parts.shape("qzeros") != (count, n // 8) or not count or k % count:
+    group = group_size(parts, k, count)
+    if parts.settings.bits not in (None, 4) or parts.shape("qzeros") != (count, n // 8) or group is None:
         raise parts.error(
             f"{parts.weight} must hold AWQ's 4-bit values [K, N/8], scales [G, N] and zero points [G, N/8], found "
             f"{list(words)}, {list(scales)}, {list(parts.shape('qzeros'))} and {parts.settings.bits} bits"
@@ -98,7 +100,7 @@ def awq(parts: Parts) -> QuantizedWeight | None:
 
     def dequantize() -> Tensor:
         values, zeros = (_awq_order(_unpack(parts.read(role), 4, n)) for role in ("qweight", "qzeros"))
-        of_rows = (t.repeat_interleave(k // count, 0) for t in (zeros, parts.scale("scales")))
+        of_rows = (t.repeat_interleave(group, 0)[:k] for t in (zeros, parts.scale("scales")))
         zero, scale = of_rows
         return ((values - zero).float() * scale).T.contiguous()
 

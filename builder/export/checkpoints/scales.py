@@ -28,11 +28,20 @@ def spread(parts: Parts, role: str, scale: Tensor, shape: Sequence[int]) -> Tens
         if count in (1, size):
             continue
         in_block = block is not None and axis >= len(shape) - 2
-        if not in_block and (count == 0 or size % count):
+        of_block = block[axis - len(shape)] if block is not None and in_block else group_size(parts, size, count)
+        if of_block is None:
             raise _misfit(parts, role, scale.shape, shape)
-        of_block = block[axis - len(shape)] if block is not None and in_block else size // count
         scale = scale.repeat_interleave(of_block, axis).narrow(axis, 0, size)
     return scale
+
+
+def group_size(parts: Parts, size: int, count: int) -> int | None:
+    """How many of `size` columns share one of `count` scales: as the configuration states, the last group being smaller
+    where they do not divide; else as many in each. None where neither is possible."""
+    stated = parts.settings.group
+    if stated is not None and -(-size // stated) == count:
+        return stated
+    return size // count if count and size % count == 0 else None
 
 
 def _with_all_axes(parts: Parts, role: str, scale: Tensor, shape: Sequence[int]) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trt_nvfp4.common.json_text import read_json
 
+T = TypeVar("T")
 # Where configurations of several parts keep it.
 _PARTS = ("text_config", "language_config", "llm_config")
 
@@ -17,14 +18,15 @@ _PARTS = ("text_config", "language_config", "llm_config")
 class Settings:
     """Of `quantization_config` in config.json, or of hf_quant_config.json (ModelOpt); None where neither states it.
 
-    `method`: the library or format. `block`: rows and columns that share a scale of blockwise FP8. `bits`: of packed
-    integers. `layout`: GPTQ's `checkpoint_format` or AWQ's `version`, in lower case. `cache`: the format of caches of
+    `method`: the library or format. `block`: rows and columns that share a scale of blockwise FP8. `group`: columns
+    that do. `bits`: of packed integers. `layout`: GPTQ's `checkpoint_format` or AWQ's `version`, in lower case. `cache`: the format of caches of
     keys and values, such as "FP8".
     """
 
     method: str | None = None
     bits: int | None = None
     block: tuple[int, int] | None = None
+    group: int | None = None
     layout: str | None = None
     cache: str | None = None
 
@@ -41,7 +43,8 @@ class Settings:
         return Settings(
             method.lower() if isinstance(method, str) else None,
             _positive(found.get("bits", found.get("w_bit"))),
-            _block(found.get("weight_block_size")) or _block_structure(found),
+            _block(found.get("weight_block_size")) or _of_all_groups(found, "block_structure", _block),
+            _positive(found.get("group_size")) or _of_all_groups(found, "group_size", _positive),
             layout.lower() if isinstance(layout, str) else None,
             _cache(found) or _cache(beside or {}),
         )
@@ -93,13 +96,13 @@ def _block(value: Any) -> tuple[int, int] | None:
     return (rows, columns) if rows and columns else None
 
 
-def _block_structure(found: Mapping[str, Any]) -> tuple[int, int] | None:
-    """compressed-tensors', where all groups of modules have the same."""
+def _of_all_groups(found: Mapping[str, Any], name: str, parse: Callable[[Any], T | None]) -> T | None:
+    """What compressed-tensors states of weights, where all groups of modules have the same."""
     groups = found.get("config_groups")
     weights = (
         [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
         if isinstance(groups, Mapping)
         else []
     )
-    blocks = {_block(part.get("block_structure")) for part in weights if isinstance(part, Mapping)}
-    return blocks.pop() if len(blocks) == 1 else None
+    values = {parse(part.get(name)) for part in weights if isinstance(part, Mapping)}
+    return values.pop() if len(values) == 1 else None

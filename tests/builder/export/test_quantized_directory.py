@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from checkpoint_formats.directories import quantize_directory
 from checkpoint_formats.writers import FORMATS, Writer
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.export import deferred
 from trt_nvfp4.builder.export import huggingface as export
-from trt_nvfp4.builder.export.checkpoints import scratch
 from trt_nvfp4.builder.export.loading import load_directory
+from trt_nvfp4.common.safetensors_files import SafetensorsFiles
 
 transformers = pytest.importorskip("transformers")
 
@@ -116,21 +117,26 @@ def test_weights_of_16_bits_stay_so(llama: Path, rng: np.random.Generator) -> No
     assert loaded.quantized.formats == {"FP8": 7}
 
 
-def test_what_is_dequantized_is_mapped_from_files_without_a_name(
-    llama: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+def test_weights_are_read_each_time_that_something_computes_with_them(
+    experts: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scratch, "_SMALLEST", 1)
-    writer, quantization = FORMATS["fp8 per channel"]
-    quantize_directory(llama, rng, of_all(writer), quantization)
-    folder = llama.with_name("scratch")
-    folder.mkdir()
-    model = load_directory(llama, transformers, False, folder).model
-    assert not list(folder.iterdir())
-    assert str(folder) in Path("/proc/self/maps").read_text()
-    for (name, found), (_, expected) in zip(
-        model.named_parameters(), load_directory(llama, transformers, False).model.named_parameters(), strict=True
-    ):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, msg=name)
+    """Of a stack of experts those alone that tokens go to; the logits are those of weights in memory."""
+    monkeypatch.setattr(deferred, "SMALL", 0)
+    writer, quantization = FORMATS["nvfp4 modelopt"]
+    quantize_directory(experts, rng, lambda module: writer if ".experts." in module else None, quantization)
+    whole = load_directory(experts, transformers, False).model
+    monkeypatch.setattr(deferred, "SMALL", 1 << 20)
+    kept = load_directory(experts, transformers, False).model
+    assert all(type(parameter) is torch.nn.Parameter for parameter in kept.parameters())
+    assert all(isinstance(parameter, deferred.DeferredTensor) for parameter in whole.parameters())
+    read: list[str] = []
+    of_file = SafetensorsFiles.read
+    monkeypatch.setattr(
+        SafetensorsFiles, "read", lambda files, name, rows=None: (read.append(name), of_file(files, name, rows))[1]
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(whole(torch.tensor([[3]])).logits, kept(torch.tensor([[3]])).logits, rtol=0, atol=0)
+    assert len({name.partition(".experts.")[2].partition(".")[0] for name in read if ".experts." in name}) == 2
 
 
 def change(directory: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -6,12 +6,14 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from trt_nvfp4.builder.errors import BUILD_FAILED, BuilderError
+from trt_nvfp4.builder.pipeline import disk_space
 from trt_nvfp4.builder.pipeline.disk_space import check_disk
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.targets import find_target
@@ -32,21 +34,32 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("stop_after", "needed", "what"),
+    ("asked", "needed", "what"),
     [
-        ("plan", 8_000_000, "the exported model,"),
-        ("rewrite", 8_000_000, "the exported and the rewritten model,"),
-        (None, 9_375_000, "and the engine,"),
+        ({"stop_after": "plan"}, 6_000_000, "for the exported model, and"),
+        ({"stop_after": "rewrite"}, 7_687_500, "for the exported model and the rewritten model, and"),
+        ({}, 9_375_000, "for the exported model and the rewritten model and the engine, and"),
+        ({"bundle": Path("bundle")}, 7_687_500, "for the exported model and the rewritten model, and"),
     ],
 )
+@pytest.mark.parametrize("by_reference", [False, True])
 def test_needed(
-    stop_after: str | None, needed: int, what: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+    by_reference: bool,
+    asked: dict[str, Any],
+    needed: int,
+    what: str,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Without the exported model where that refers to the directory's files, as that of a large model does."""
+    if by_reference:
+        monkeypatch.setattr(disk_space, "EXTERNAL_DATA_BYTES", 0)
+        needed, what = needed - 6_000_000, what.removeprefix("for the exported model and ")
     request = Request(
         model=directory,
         target=find_target("ada"),
         output=directory.parent / "o.engine",
-        stop_after=stop_after,
+        **asked,
     )
 
     def free(of: int) -> None:
@@ -54,6 +67,8 @@ def test_needed(
 
     free(needed)
     check_disk(request)
+    if not needed:
+        return
     free(needed - 1)
     with pytest.raises(BuilderError, match=what) as raised:
         check_disk(request)

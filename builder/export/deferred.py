@@ -1,0 +1,158 @@
+"""Tensors that are read when they are needed, so that a model of any size loads in no memory.
+
+transformers stacks, joins, transposes and casts what files hold; such a change of a deferred tensor is another one.
+What computes with it reads it, uses it once and forgets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+#: Weights of so many bytes and less are read at once.
+SMALL = 1 << 20
+_ATEN = torch.ops.aten
+# These arrange and cast values, and make none.
+_ARRANGING = frozenset(
+    {
+        *(_ATEN.detach.default, _ATEN.alias.default, _ATEN.clone.default, _ATEN._to_copy.default),
+        *(_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.t.default, _ATEN.transpose.int, _ATEN.permute.default),
+        *(_ATEN.select.int, _ATEN.slice.Tensor, _ATEN.unsqueeze.default, _ATEN.squeeze.dim, _ATEN.squeeze.dims),
+        *(_ATEN.expand.default, _ATEN.stack.default, _ATEN.cat.default),
+        *(_ATEN.split.Tensor, _ATEN.split_with_sizes.default, _ATEN.unbind.int),
+    }
+)
+# Of these, a part along the first axis is the same of that part.
+_OF_VALUES = frozenset({_ATEN.detach.default, _ATEN.alias.default, _ATEN.clone.default, _ATEN._to_copy.default})
+
+
+class DeferredTensor(torch.Tensor):
+    """A tensor on the CPU without memory; `read` computes it anew."""
+
+    _read: Callable[[], Tensor]
+    # What arranges it and of what, to read parts alone.
+    _call: tuple[Any, list[Any], dict[str, Any]] | None
+
+    @staticmethod
+    def of(shape: Sequence[int], dtype: torch.dtype, read: Callable[[], Tensor]) -> DeferredTensor:
+        """One that `read` gives, of this shape and type."""
+        return _made(torch.empty(tuple(shape), dtype=dtype, device="meta"), read)
+
+    def read(self) -> Tensor:
+        """The values. Raises whatever reading the file raises."""
+        return self._read()
+
+    def part(self, index: int) -> Tensor:
+        """`read()[index]`, without reading the others where it is put together of several tensors."""
+        if self._call is None:
+            return self.read()[index]
+        func, args, kwargs = self._call
+        if func in _OF_VALUES and isinstance(args[0], DeferredTensor):
+            kept = {name: value for name, value in kwargs.items() if name != "memory_format"}
+            found: Tensor = func(args[0].part(index), *args[1:], **kept)
+            return found
+        axis = (args[1:2] or [0])[0]
+        if func is _ATEN.stack.default and axis % self.dim() == 0:
+            return _value(args[0][index])
+        if func is _ATEN.cat.default and axis % self.dim() != 0:
+            return torch.cat([_part(tensor, index) for tensor in args[0]], axis % self.dim() - 1)
+        if func is _ATEN.transpose.int and 0 not in (axes := [axis % self.dim() for axis in args[1:3]]):
+            return _part(args[0], index).transpose(axes[0] - 1, axes[1] - 1)
+        if func is _ATEN.permute.default and args[1][0] % self.dim() == 0:
+            return _part(args[0], index).permute([axis % self.dim() - 1 for axis in args[1][1:]])
+        return self.read()[index]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"DeferredTensor({list(self.shape)}, {self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        flat, spec = tree_flatten((args, kwargs))
+        tensors = [value for value in flat if isinstance(value, Tensor)]
+        if func in _ARRANGING and all(isinstance(tensor, cls) for tensor in tensors):
+            return _arranged(func, flat, spec)
+        if func is _ATEN.index.Tensor and len(args[1]) == 1 and isinstance(args[0], cls):
+            return _gathered(args[0], _value(args[1][0]))
+        if func._schema.is_mutable:
+            raise NotImplementedError(f"{func} changes a weight in place, which is read from a file")
+        args, kwargs = tree_unflatten([_value(value) for value in flat], spec)
+        return func(*args, **kwargs)
+
+
+def _made(meta: Tensor, read: Callable[[], Tensor], call: Any = None) -> DeferredTensor:
+    made: DeferredTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        DeferredTensor, meta.shape, strides=meta.stride(), dtype=meta.dtype, device="cpu"
+    )
+    made._read, made._call = read, call
+    return made
+
+
+def _value(value: Any) -> Any:
+    return value.read() if isinstance(value, DeferredTensor) else value
+
+
+def _part(tensor: Tensor, index: int) -> Tensor:
+    return tensor.part(index) if isinstance(tensor, DeferredTensor) else tensor[index]
+
+
+def _arranged(func: Any, flat: list[Any], spec: Any) -> Any:
+    """What `func` makes of deferred tensors, deferred."""
+    shapes = [
+        torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        if isinstance(value, DeferredTensor)
+        else value
+        for value in flat
+    ]
+    args, kwargs = tree_unflatten(shapes, spec)
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    meta = func(*args, **kwargs)
+    own_args, own_kwargs = tree_unflatten(flat, spec)
+
+    def read() -> Any:
+        args, kwargs = tree_unflatten([_value(value) for value in flat], spec)
+        return func(*args, **kwargs)
+
+    if isinstance(meta, Tensor):
+        return _made(meta, read, (func, list(own_args), own_kwargs))
+    return [_made(each, lambda number=number: read()[number]) for number, each in enumerate(meta)]
+
+
+def _gathered(stack: DeferredTensor, index: Tensor) -> Tensor:
+    """`stack[index]`, of which only the parts that the index names are read: the experts that tokens go to."""
+    if index.dtype not in (torch.int64, torch.int32) or stack.dim() < 3:
+        return stack.read()[index]
+    named, places = index.unique(return_inverse=True)
+    return torch.stack([stack.part(int(number)) for number in named])[places]
+
+
+def deferred_weights(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, DeferredTensor]]:
+    """Those of a module and the modules in it: whose, by which name."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if isinstance(parameter, DeferredTensor):
+                yield part, name, parameter
+
+
+def replace_weight(module: torch.nn.Module, old: Tensor, new: torch.nn.Parameter) -> None:
+    """Put `new` in the place of a weight, wherever the module has it."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is old:
+                part._parameters[name] = new
+
+
+def read_small(module: torch.nn.Module) -> None:
+    """Read small weights and all buffers, and keep them: exporters look at their values."""
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if isinstance(buffer, DeferredTensor):
+                part._buffers[name] = buffer.read().clone()
+    small = {id(weight): weight for _, _, weight in deferred_weights(module) if weight.nbytes <= SMALL}
+    for weight in small.values():
+        replace_weight(module, weight, torch.nn.Parameter(weight.read().clone(), requires_grad=False))
