@@ -76,7 +76,8 @@ def subject_of(request: Request, device: Callable[[], Device]) -> Subject:
         for option, file in (("--model", onnx), ("--plan", plan)):
             if not file.is_file():
                 needed = "baselines are built from the original ONNX and the plan"
-                raise BuilderError(USAGE, f"{path}: {needed}: add {option} ({file} is not there)")
+                found = "is a folder, of which no ONNX file was kept" if file.is_dir() else "is not there"
+                raise BuilderError(USAGE, f"{path}: {needed}: add {option} ({file} {found})")
         if is_rewritten(read_if_any(onnx)):
             raise BuilderError(
                 USAGE, f"{path}: was built from {onnx}, which has been rewritten; add --model with the original ONNX"

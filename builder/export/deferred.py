@@ -7,8 +7,10 @@ What computes with it reads it, uses it once and forgets it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -57,7 +59,8 @@ class DeferredTensor(torch.Tensor):
             return found
         axis = (args[1:2] or [0])[0]
         if func is _ATEN.stack.default and axis % self.dim() == 0:
-            return _value(args[0][index])
+            chosen: Tensor = _value(args[0][index])
+            return chosen
         if func is _ATEN.cat.default and axis % self.dim() != 0:
             return torch.cat([_part(tensor, index) for tensor in args[0]], axis % self.dim() - 1)
         if func is _ATEN.transpose.int and 0 not in (axes := [axis % self.dim() for axis in args[1:3]]):
@@ -66,11 +69,17 @@ class DeferredTensor(torch.Tensor):
             return _part(args[0], index).permute([axis % self.dim() - 1 for axis in args[1][1:]])
         return self.read()[index]
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        """The values."""
+        return self.read().numpy(force=force)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"DeferredTensor({list(self.shape)}, {self.dtype})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         flat, spec = tree_flatten((args, kwargs))
         tensors = [value for value in flat if isinstance(value, Tensor)]
@@ -85,8 +94,8 @@ class DeferredTensor(torch.Tensor):
 
 
 def _made(meta: Tensor, read: Callable[[], Tensor], call: Any = None) -> DeferredTensor:
-    made: DeferredTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-        DeferredTensor, meta.shape, strides=meta.stride(), dtype=meta.dtype, device="cpu"
+    made: DeferredTensor = torch.Tensor._make_wrapper_subclass(
+        DeferredTensor, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=torch.device("cpu")
     )
     made._read, made._call = read, call
     return made
@@ -120,14 +129,19 @@ def _arranged(func: Any, flat: list[Any], spec: Any) -> Any:
 
     if isinstance(meta, Tensor):
         return _made(meta, read, (func, list(own_args), own_kwargs))
-    return [_made(each, lambda number=number: read()[number]) for number, each in enumerate(meta)]
+
+    def one(number: int) -> Tensor:
+        found: Tensor = read()[number]
+        return found
+
+    return [_made(each, partial(one, number)) for number, each in enumerate(meta)]
 
 
 def _gathered(stack: DeferredTensor, index: Tensor) -> Tensor:
     """`stack[index]`, of which only the parts that the index names are read: the experts that tokens go to."""
     if index.dtype not in (torch.int64, torch.int32) or stack.dim() < 3:
         return stack.read()[index]
-    named, places = index.unique(return_inverse=True)
+    named, places = torch.unique(index, return_inverse=True)
     return torch.stack([stack.part(int(number)) for number in named])[places]
 
 
@@ -139,11 +153,12 @@ def deferred_weights(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module,
                 yield part, name, parameter
 
 
-def replace_weight(module: torch.nn.Module, old: Tensor, new: torch.nn.Parameter) -> None:
+def replace_weight(module: torch.nn.Module, old: Tensor, new: Tensor) -> None:
     """Put `new` in the place of a weight, wherever the module has it."""
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if parameter is old:
+                assert isinstance(new, torch.nn.Parameter)
                 part._parameters[name] = new
 
 

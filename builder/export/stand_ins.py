@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as passes
+from onnx_ir.tensor_adapters import from_torch_dtype
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -17,7 +18,7 @@ from trt_nvfp4.graph_passes.ir.nodes import ints_attribute, is_op
 
 
 @contextmanager
-def stand_ins(module: torch.nn.Module) -> Iterator[dict[str, DeferredTensor]]:
+def stand_ins(module: torch.nn.Module) -> Iterator[Mapping[str, DeferredTensor]]:
     """Within, the module's deferred weights are fake tensors, which exporters know; yields the weights by name."""
     weights = {id(weight): weight for _, _, weight in deferred_weights(module)}
     named = {
@@ -56,8 +57,8 @@ def optimize(program: torch.onnx.ONNXProgram, weights: Mapping[str, DeferredTens
 
 def _transpose(graph: ir.Graph, value: ir.Value, weight: DeferredTensor) -> None:
     """Put what a Transpose makes of a weight that nothing else reads in the place of both, as the exporter does."""
-    uses = value.uses()
-    if len(uses) != 1 or not is_op(node := uses[0].node, "Transpose") or node.outputs[0].is_graph_output():
+    nodes = [node for node, _ in value.uses()]
+    if len(nodes) != 1 or not is_op(node := nodes[0], "Transpose") or node.outputs[0].is_graph_output():
         return
     axes = ints_attribute(node, "perm") or list(reversed(range(weight.dim())))
     output = node.outputs[0]
@@ -73,23 +74,8 @@ def _transpose(graph: ir.Graph, value: ir.Value, weight: DeferredTensor) -> None
 
 def _computed(name: str, weight: torch.Tensor) -> ComputedTensor:
     assert isinstance(weight, DeferredTensor)
-    dtype = ir.DataType[_NAMES[weight.dtype]]
-    return ComputedTensor(name, dtype, tuple(weight.shape), weight.read, weight.part)
+    return ComputedTensor(name, from_torch_dtype(weight.dtype), tuple(weight.shape), weight.read, weight.part)
 
 
 def _is_computed(value: ir.Value | None) -> bool:
     return value is not None and isinstance(value.const_value, ComputedTensor)
-
-
-_NAMES = {
-    torch.float64: "DOUBLE",
-    torch.float32: "FLOAT",
-    torch.float16: "FLOAT16",
-    torch.bfloat16: "BFLOAT16",
-    torch.int64: "INT64",
-    torch.int32: "INT32",
-    torch.int16: "INT16",
-    torch.int8: "INT8",
-    torch.uint8: "UINT8",
-    torch.bool: "BOOL",
-}

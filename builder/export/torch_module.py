@@ -69,7 +69,9 @@ def save(
         body = ir.serde.deserialize_function(function(program.model.opset_imports[""]))
         program.model.functions[body.identifier()] = body
     size = sum(tensor.nbytes for tensor in module.state_dict().values())
-    left = {name: tensor for name, tensor in _initializers(program.model) if isinstance(tensor, ComputedTensor)}
+    left: dict[str, ir.TensorProtocol] = {
+        name: tensor for name, tensor in _initializers(program.model) if isinstance(tensor, ComputedTensor)
+    }
     if not by_reference or sum(tensor.nbytes for tensor in left.values()) <= EXTERNAL_DATA_BYTES:
         left = {}
     # The weights' file is named inside the ONNX file, so both are written under their final names, elsewhere.
@@ -104,7 +106,13 @@ def _save_with_holes(model: ir.Model, left: Mapping[str, ir.TensorProtocol], pat
                 file.write(tensor.tobytes())
             file.seek(offset + tensor.nbytes)
             model.graph.initializers[name].const_value = ir.ExternalTensor(
-                data.name, offset, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=name, base_dir=data.parent
+                data.name,
+                offset,
+                tensor.nbytes,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=name,
+                base_dir=data.parent,
             )
     try:
         ir.save(model, path)

@@ -11,7 +11,7 @@ from trt_nvfp4.builder.export.checkpoints.parts import Parts
 from trt_nvfp4.builder.export.checkpoints.scales import group_size, spread
 from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
 
-_WORD = 32
+_WORD, _BYTE = 32, 8
 GPTQ_METHODS = ("gptq", "auto-round", "intel/auto-round")
 # Columns of AWQ's eight values in a word, from the lowest bits on.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -129,6 +129,10 @@ def _unpack(words: Tensor, bits: int, count: int) -> Tensor:
     """`count` values of so many bits from each row of int32 words, from the lowest bits on, without gaps: int32."""
     if words.dtype != torch.int32:
         raise ValueError(f"expected words of int32, found {words.dtype}")
+    if _BYTE % bits == 0:
+        of_bytes = words.contiguous().view(torch.uint8)
+        parts = [(of_bytes >> shift) & ((1 << bits) - 1) for shift in range(0, _BYTE, bits)]
+        return torch.stack(parts, -1).flatten(-2)[:, :count].int()
     starts = torch.arange(count) * bits
     index, shift = starts // _WORD, starts % _WORD
     unsigned = words.long() & 0xFFFFFFFF

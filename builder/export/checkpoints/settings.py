@@ -19,8 +19,8 @@ class Settings:
     """Of `quantization_config` in config.json, or of hf_quant_config.json (ModelOpt); None where neither states it.
 
     `method`: the library or format. `block`: rows and columns that share a scale of blockwise FP8. `group`: columns
-    that do. `bits`: of packed integers. `layout`: GPTQ's `checkpoint_format` or AWQ's `version`, in lower case. `cache`: the format of caches of
-    keys and values, such as "FP8".
+    that do. `bits`: of packed integers. `layout`: GPTQ's `checkpoint_format` or AWQ's `version`, in lower
+    case. `cache`: the format of caches of keys and values, such as "FP8".
     """
 
     method: str | None = None

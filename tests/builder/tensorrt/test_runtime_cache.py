@@ -87,3 +87,16 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Path, "write_bytes", refused)
     assert run(tmp_path / "a.engine") == 1
     assert not (tmp_path / f"a.engine{SUFFIX}").exists()
+
+
+def test_the_calls_are_those_of_tensorrt_rtx() -> None:
+    """Without a GPU there is no engine to call them on: names and arguments are compared with the bindings'."""
+    rtx = pytest.importorskip("tensorrt_rtx")
+    calls = {
+        rtx.ICudaEngine: {"create_runtime_config": "IRuntimeConfig", "create_execution_context": "IRuntimeConfig"},
+        rtx.IRuntimeConfig: {"create_runtime_cache": "IRuntimeCache", "set_runtime_cache": "IRuntimeCache"},
+        rtx.IRuntimeCache: {"deserialize": "-> bool", "serialize": "IHostMemory"},
+    }
+    for owner, names in calls.items():
+        for name, mentioned in names.items():
+            assert mentioned in getattr(owner, name).__doc__

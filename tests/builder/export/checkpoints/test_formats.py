@@ -63,6 +63,34 @@ def test_blocks_of_128_are_usual(tmp_path: Path) -> None:
     torch.testing.assert_close(found, values.float() * spread, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("stated", ["groups of modules", "the top"])
+def test_groups_that_do_not_divide_the_columns(stated: str, tmp_path: Path) -> None:
+    """160 columns in groups of 96: the last is smaller, though two of 80 would be even."""
+    values = torch.randint(-128, 128, (N, K), dtype=torch.int8)
+    scale = torch.rand(N, 2) + 0.5
+    tensors = {f"{MODULE}weight": values, f"{MODULE}weight_scale": scale}
+    weights = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 96}
+    said = {"group_size": 96} if stated == "the top" else {"config_groups": {"group_0": {"weights": weights}}}
+    found = read(directory(tmp_path, tensors, {"quant_method": "compressed-tensors", **said}))
+    expected = values.float() * scale.repeat_interleave(96, 1)[:, :K]
+    torch.testing.assert_close(found.state_dict()[f"{MODULE}weight"][...], expected, rtol=0, atol=0)
+
+
+def test_gptq_without_indices_in_groups_that_do_not_divide(rng: np.random.Generator, tmp_path: Path) -> None:
+    tensors, _ = FORMATS["gptq 4"][0](rng, N, K)
+    packed = {name: tensors[name] for name in ("qweight", "qzeros", "scales")}
+    packed |= {name: packed[name][:2] for name in ("qzeros", "scales")}
+    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 96}
+    group = torch.from_numpy((np.arange(K) // 96).astype(np.int32))
+    values = []
+    for number, extra in enumerate(({}, {"g_idx": group})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        named = {MODULE + name: tensor for name, tensor in {**packed, **extra}.items()}
+        values.append(read(directory(folder, named, quantization)).state_dict()[f"{MODULE}weight"][...])
+    torch.testing.assert_close(values[0], values[1], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("shape", [(3,), (3, 1, 1), (3, 40), (3, 40, 1), (3, 1, 160)])
 def test_scales_of_stacked_experts(shape: tuple[int, ...], tmp_path: Path) -> None:
     values, scale = torch.randn(3, 40, 160).to(torch.float8_e4m3fn), torch.rand(shape) + 0.5
