@@ -27,7 +27,7 @@ def cache_error(model: Any, step: Step, empty: list[torch.Tensor]) -> str | None
     vocabulary = model.get_input_embeddings().weight.shape[0]
     ids = torch.randint(0, vocabulary, (2, longest + 2), generator=torch.Generator().manual_seed(0))
     expected = _without_cache(model, ids)
-    unused = [tensor.repeat(2, 1, 1, 1) for tensor in empty]
+    unused = [tensor.expand(2, -1, -1, -1) for tensor in empty]  # without memory: those of a long capacity are large
     caches, other = unused, min(3, step.capacity)
     past, new, window = torch.zeros(2, dtype=torch.int64), lengths, ids[:, :longest]
     errors = []

@@ -78,7 +78,11 @@ def decoder_step(directory: Path, model: Any, capacity: int, options: CacheOptio
         IDS: torch.randint(0, decoder.vocab_size, (2, 3)),
         PAST_LENGTH: lengths,
         NEW_LENGTH: lengths + 2,
-        **{name: tensor.repeat(2, 1, 1, 1) for name, tensor in zip(decoder.caches, empty, strict=True)},
+        # Zeros that nothing touches take no memory.
+        **{
+            name: torch.zeros((2, *tensor.shape[1:]), dtype=tensor.dtype)
+            for name, tensor in zip(decoder.caches, empty, strict=True)
+        },
     }
     dynamic = (({0: batch, 1: new}, *({0: batch},) * (len(inputs) - 1)),)
     step.outputs = (LOGITS, *decoder.presents)
