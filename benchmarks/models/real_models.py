@@ -17,7 +17,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -213,9 +212,7 @@ def measure(name: str, wheels: Wheels, folder: Path, say: Callable[[str], None])
             options["plan"].write_text((folder / "0.plan.yaml").read_text().replace("nvfp4_w4a4", "nvfp4_w4a16"))
         else:
             options |= {"precision": variant.precision, "kinds": KINDS}
-        started = time.perf_counter()
         result = trt_nvfp4.build(source, target=TARGET, output=output, accuracy_samples=0, **options)
-        seconds = time.perf_counter() - started
         if not built:
             expected = results(model, output.with_suffix(".onnx") if source.is_dir() else source, False, samples)
             characters = classes(model, wheels, expected[0].shape[-1]) if model.task == "text" else None
@@ -225,7 +222,6 @@ def measure(name: str, wheels: Wheels, folder: Path, say: Callable[[str], None])
             "equal": equal_share(expected, found, characters),
             "cosine": float(np.dot(*flat) / np.prod([np.linalg.norm(values) for values in flat])),
             "decisions": dict(Counter(subgraph.decision for subgraph in result.subgraphs)),
-            "build_seconds": round(seconds, 1),
         }
         say(f"{name}, {label}: {built[label]}")
     texts = {} if characters is None else {"texts": [text_of(value, characters) for value in expected[:5]]}
