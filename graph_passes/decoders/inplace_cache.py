@@ -17,6 +17,7 @@ from onnx_ir.passes import common as passes
 
 from trt_nvfp4.graph_passes.decoders.norms import lower_norms
 from trt_nvfp4.graph_passes.decoders.positions import computed_positions
+from trt_nvfp4.graph_passes.decoders.rotary import lower_rotary
 from trt_nvfp4.graph_passes.ir.nodes import constant_integers, is_op, operand
 from trt_nvfp4.graph_passes.patterns.attention.concatenated import match_concatenated
 from trt_nvfp4.graph_passes.patterns.attention.group_query import match_group_query
@@ -73,8 +74,11 @@ def convert(model: ir.Model, capacity: int) -> InPlaceCaches:
         rewriter.replace(number, layer, shapes[2 * number : 2 * number + 2], window)
     rewriter.finish(positions)
     lower_norms(graph)
+    lower_rotary(graph)
     passes.RemoveUnusedNodesPass()(model)
     rewriter.remove_inputs()
+    if others := [node for node in graph if node.domain == "com.microsoft"]:
+        raise DecoderError(f"node '{others[0].name}' ({others[0].op_type}) is an operator of ONNX Runtime's own")
     model.opset_imports[""] = OPSET
     model.opset_imports.pop("com.microsoft", None)
     model.ir_version = max(IR_VERSION, model.ir_version)
@@ -120,6 +124,8 @@ def _cache_shape(layer: CachedAttention, index: int) -> tuple[int, int]:
     dim = value.shape[3]
     if not isinstance(dim, int) and layer.flat and layer.flat_keys and heads is not None:
         wide = layer.query if new is None else new
+        if (before := wide.producer()) is not None and before.op_type == "RotaryEmbedding":
+            wide = operand(before, 0)  # of the same shape, which of ONNX Runtime's operators is not known
         count = heads if new is not None else (layer.heads or 0) + 2 * heads
         width = wide.shape[-1] if wide.shape is not None else None
         dim = width // count if isinstance(width, int) else dim

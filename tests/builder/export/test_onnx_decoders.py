@@ -131,6 +131,59 @@ def test_multi_head_attention_is_found(name: str, rng: np.random.Generator, tmp_
     assert [generation.token_ids for generation in found] == expected
 
 
+def _with_rotary_nodes(model: onnx.ModelProto, domain: str, rotary: int) -> None:
+    """Rotate queries and keys of a decoder by genai in nodes of their own, `rotary` dimensions a head (0: all)."""
+    graph, nodes = model.graph, model.graph.node
+    n = onnx.helper.make_node
+    graph.input.append(onnx.helper.make_tensor_value_info("position_ids", onnx.TensorProto.INT64, ["batch", "new"]))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([64, 32, 32]), "sizes"))
+    for table in graph.initializer:
+        if rotary and table.name in ("cos_cache", "sin_cache"):
+            table.CopyFrom(
+                onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(table)[:, : rotary // 2], table.name)
+            )
+    for group in [node for node in nodes if node.op_type == "GroupQueryAttention"]:
+        parts = [f"{group.name}/{part}" for part in "qkv"]
+        made = [n("Split", [group.input[0], "sizes"], parts, axis=-1)]
+        for index, heads in enumerate((4, 2)):
+            inputs = [parts[index], "cos_cache", "sin_cache", "position_ids"]
+            if domain:
+                inputs.insert(1, inputs.pop())
+            options = {"num_heads": heads, "rotary_embedding_dim": rotary} if rotary or not domain else {}
+            made.append(n("RotaryEmbedding", inputs, [f"{parts[index]}/turned"], domain=domain, **options))
+        group.input[:] = [f"{parts[0]}/turned", f"{parts[1]}/turned", parts[2], *group.input[3:7]]
+        for attribute in group.attribute:
+            if attribute.name == "do_rotary":
+                attribute.i = 0
+        place = list(nodes).index(group)
+        for node in reversed(made):
+            nodes.insert(place, node)
+    for stale in [value for value in graph.value_info if value.name in ("cos_cache", "sin_cache")]:
+        graph.value_info.remove(stale)
+    next(entry for entry in model.opset_import if not entry.domain).version = 23
+
+
+@pytest.mark.parametrize(("domain", "rotary"), [("com.microsoft", 0), ("com.microsoft", 8), ("", 8)])
+def test_rotary_nodes_in_front_of_an_attention(
+    domain: str, rotary: int, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    model = exported_decoders.model("genai_llama", rng)
+    _with_rotary_nodes(model, domain, rotary)
+    original = tmp_path / "model.onnx"
+    onnx.save(model, original)
+    convert_decoder(original, tmp_path / "inplace.onnx", capacity=48)
+    prompts = [rng.integers(0, VOCAB, length).tolist() for length in (13, 1, 7)]
+    with Generator(tmp_path / "inplace.onnx") as generator:
+        found = generator.generate(prompts, max_new_tokens=TOKENS, stop=[]).generations
+    assert [generation.token_ids for generation in found] == [greedy(original, prompt, TOKENS) for prompt in prompts]
+    makers = {output: node for node in onnx.load(tmp_path / "inplace.onnx").graph.node for output in node.output}
+    turned = [makers[node.input[0]] for node in makers.values() if node.op_type == "Attention"]
+    turned += [
+        makers[node.input[1]] for node in makers.values() if "key" in node.output[0] and node.op_type == "TensorScatter"
+    ]
+    assert [(node.op_type, node.domain) for node in turned] == [("RotaryEmbedding", "")] * 4
+
+
 def test_what_tensorrt_needs_holds(rng: np.random.Generator, tmp_path: Path) -> None:
     """One graph of standard operators; each cache is an input and, behind one TensorScatter, an output."""
     onnx.save(exported_decoders.model("genai_llama", rng), tmp_path / "model.onnx")
@@ -158,6 +211,16 @@ def _broken(model: onnx.ModelProto, how: str) -> str:
         group[0].input.extend([""] * (11 - len(group[0].input)) + ["sink"])
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(4, np.float32), "sink"))
         return "has an input head_sink"
+    if how == "packed":
+        _with_rotary_nodes(model, "com.microsoft", 0)
+        turned = next(node for node in nodes if node.op_type == "RotaryEmbedding")
+        turned.attribute.append(onnx.helper.make_attribute("is_packed_batching", 1))
+        return r"\(RotaryEmbedding\) has is_packed_batching"
+    if how == "own":
+        (last,) = (node for node in nodes if "logits" in node.output)
+        last.output[0] = "before"
+        nodes.append(onnx.helper.make_node("Inverse", ["before"], ["logits"], "fast", domain="com.microsoft"))
+        return r"fast' \(Inverse\) is an operator of ONNX Runtime's own"
     if how == "alibi":
         (add,) = (n for n in nodes if n.op_type == "Add" and n.output[0] == _softmaxes(model)[0].input[0])
         nodes.insert(0, onnx.helper.make_node("Constant", [], ["slope"], value_float=-0.5))
@@ -179,7 +242,14 @@ def _softmaxes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [("genai_llama", "softcap"), ("genai_llama", "sinks"), ("optimum_llama", "alibi"), ("optimum_qwen3", "length")],
+    [
+        ("genai_llama", "softcap"),
+        ("genai_llama", "sinks"),
+        ("genai_llama", "packed"),
+        ("genai_llama", "own"),
+        ("optimum_llama", "alibi"),
+        ("optimum_qwen3", "length"),
+    ],
 )
 def test_what_has_no_place_in_the_contract_is_refused_by_name(
     name: str, how: str, rng: np.random.Generator, tmp_path: Path
