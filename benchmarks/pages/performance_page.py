@@ -56,15 +56,14 @@ tokens. Our plugins with torch for the rest, the same graph unquantized in BF16,
 static cache, which compiles its decode steps. Tokens are chosen on the GPU.
 
 Behind the first token, where steps are CUDA graphs, the plugins are 2.6 and 2.2 times as fast as transformers. The
-first token comes later than transformers': a prompt's operators are launched one by one and wait for the CPU, on which
-other programs ran (a profile in the same run: 2 of 21 ms are kernels in BF16 at batch 1, 8 of 24 at batch 8). At batch
-8 the plugins take the prompt's 4096 rows in pieces of 64, since W4A16 on Hopper is made for decoding: 4,100 launches,
-whose kernels take 25 of 34 ms."""
+first token comes later than transformers': a prompt's operators are launched one by one and wait for the CPU, which
+other programs used as well."""
 
 ATTENTION = """## Attention over a cache
 
 `CachedAttention` at the shape of Qwen3-8B (32 query heads, 8 of keys and values, 128 wide), one new token a sequence,
-against torch's scaled_dot_product_attention in FP16. About 10 us of a call do not depend on the length."""
+against torch's scaled_dot_product_attention in FP16. About 10 us of a call do not depend on the length. This record is
+of the kernels before prefill by wgmma on Hopper; it was not run again since."""
 
 PREFILL = "Prefill into an empty FP16 cache, against torch's flash attention and cuDNN's."
 
