@@ -1,6 +1,7 @@
 """Mutations that no test can notice, by rule: what they would change reaches nothing, or comes to the same.
 
-- What only hints, or nothing that was executed, reads: cache policies, the time for which a wait may suspend a thread.
+- What is read by hints alone, or by nothing that was executed: cache policies, the time for which a wait may suspend a
+  thread.
   Code that no test executes is not mutated either; that is a matter of coverage.
 - The correction of a signed division for dividends below zero, which sizes and indices never are.
 - A branch around code that does nothing else.
@@ -8,18 +9,18 @@
 - How far a shuffle from lane 0 may reach.
 - Another number that is not zero either, where nothing but that is asked.
 - Terms swapped that are compared for being equal.
-- griddepcontrol.launch_dependents, which does nothing here.
+- griddepcontrol.launch_dependents: without it launches overlap less, which no test can notice.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from .ir import Immediate, Instruction, Register, Sink, registers_of
+from .ir import Immediate, Instruction, Operand, Register, Sink, registers_of
 from .program import Program
 
 _HINTS = ("prefetch", "prefetchu", "nanosleep", "applypriority", "discard", "pmevent", "createpolicy")
-# Instructions that do nothing but write their first operand.
+# Instructions that do nothing but write their first operand; loads that order others do more, see _is_pure.
 _PURE = (
     "mov", "add", "sub", "mul", "mad", "fma", "shl", "shr", "and", "or", "xor", "not", "neg", "abs", "min", "max",
     "setp", "set", "selp", "slct", "cvt", "cvta", "ld", "lop3", "prmt", "bfe", "bfi", "shf", "rcp", "ex2", "lg2", "div",
@@ -52,7 +53,8 @@ class Equivalents:
         if item.has("try_wait") and other is not None and item.operands[:3] == other.operands[:3] and rule == "shift":
             return True
         if item.name == "shfl" and rule == "shift" and other is not None and item.has("idx"):
-            return item.operands[2] == Immediate(0) and item.operands[:3] == other.operands[:3]
+            same = item.operands[:3] == other.operands[:3] and item.operands[4:] == other.operands[4:]
+            return item.operands[2] == Immediate(0) and same
         target = item.operands[0] if item.operands else None
         if not isinstance(target, Register):
             return False
@@ -65,6 +67,10 @@ class Equivalents:
         return False
 
 
+def _is_pure(item: Instruction) -> bool:
+    return item.name in _PURE and not (item.name == "ld" and item.has("acquire", "volatile"))
+
+
 def _hints(item: Instruction) -> bool:
     return item.name in _HINTS or (item.name == "cp" and item.has("prefetch"))
 
@@ -72,7 +78,9 @@ def _hints(item: Instruction) -> bool:
 def _takes_no_sign(item: Instruction, register: Register) -> bool:
     if item.name == "copysign":
         return item.operands[1] != register  # of which it takes nothing else
-    return item.name == "abs" or (item.name in ("mul", "fma") and item.operands[1:3] == (register, register))
+    if item.name in ("mul", "fma") and item.type[0] == "f":
+        return item.operands[1:3] == (register, register) and item.operands[3:4] != (register,)
+    return item.name == "abs"
 
 
 def _asks_for_zero(item: Instruction, register: Register) -> bool:
@@ -142,7 +150,7 @@ def _dead(program: Program, executed: list[int], idle: set[int]) -> set[int]:
         for successor in blocks[number].successors:
             live |= before[successor] if successor >= 0 and executed[number] else 0
         for item, results, sources in reversed(facts[number]):
-            if id(item) in idle or _hints(item) or (item.name in _PURE and not results & live):
+            if id(item) in idle or _hints(item) or (_is_pure(item) and not results & live):
                 dead.add(id(item))
                 continue
             dead.discard(id(item))
@@ -166,25 +174,28 @@ def _bits(registers: set[int]) -> int:
 
 def _corrections(program: Program) -> set[tuple[int, str]]:
     """(instruction, rule) of x + (x >>> n) or x + (x >> 31 >>> n) where n is so large that this adds nothing to an x
-    that is not below zero."""
+    that is not below zero. Of other sums nothing is known."""
     found: set[tuple[int, str]] = set()
-    signs: dict[int, Instruction] = {}  # register: what made it of a sign
+    signs: dict[int, tuple[Operand, Instruction | None]] = {}  # register: whose sign it is of, what shifted the sign
     tops: dict[int, Instruction] = {}  # of the highest bits of another
     for item in (item for block in program.blocks for item in block.instructions):
         target, *sources = item.operands[:3] if item.operands else (Sink(),)
         if item.name == "shr" and isinstance(target, Register) and isinstance(sources[1], Immediate):
             bits = int(item.type[1:])
-            of_sign = isinstance(sources[0], Register) and sources[0].index in signs
+            sign = signs.get(sources[0].index) if isinstance(sources[0], Register) else None
             if item.type[0] == "s" and sources[1].value == bits - 1:
-                signs[target.index] = item
-                found.add((id(item), "shift"))
-            elif of_sign or sources[1].value > bits // 2:
-                (signs if of_sign else tops)[target.index] = item
-                found |= {(id(item), rule) for rule in ("shift", "flip") if of_sign}
+                signs[target.index] = sources[0], None
+                found.add((id(item), "shift"))  # the same: PTX shifts by no more than the width
+            elif sign is not None:
+                signs[target.index] = sign[0], item
+            elif sources[1].value > bits // 2:
+                tops[target.index] = item
         elif item.name == "add" and isinstance(sources[1], Register):
-            top = tops.get(sources[1].index)
+            top, sign = tops.get(sources[1].index), signs.get(sources[1].index)
             if top is not None and top.operands[1] == sources[0]:
                 found |= {(id(item), "flip"), (id(top), "shift")}
-            elif sources[1].index in signs:
+            elif sign is not None and sign[0] == sources[0]:
                 found.add((id(item), "flip"))
+                if sign[1] is not None:
+                    found |= {(id(sign[1]), rule) for rule in ("shift", "flip")}
     return found

@@ -98,6 +98,35 @@ def test_what_comes_to_the_same_is_left_alone(unseen: str, seen: str, mutant: tu
     assert not any(m[0] == rule and "1001" in str(m[1]) for m in left)
 
 
+@pytest.mark.parametrize(
+    ("body", "mutant"),
+    [
+        (
+            "shfl.sync.idx.b32 %r9, %r2, 0, 31, 255; st.global.u32 [%rd3], %r9;",
+            ("shift", "shfl.sync.idx.b32 %r9, %r2, 0, 31, 256;"),
+        ),
+        (SUM + "fma.rn.f32 %f3, %f4, %f4, %f4; " + STORE, ("swap", "sub.f32 %f4, %f2, %f1;")),
+        (
+            "sub.s32 %r9, %r2, %r1; mul.lo.s32 %r10, %r9, %r9; st.global.u32 [%rd3], %r10;",
+            ("swap", "sub.s32 %r9, %r1, %r2;"),
+        ),
+        (
+            "shr.s32 %r9, %r2, 31; shr.u32 %r10, %r9, 30; add.s32 %r11, %r1, %r10; st.global.u32 [%rd3], %r11;",
+            ("flip", "sub.s32 %r11, %r1, %r10;"),
+        ),
+        (
+            "shr.s32 %r9, %r2, 31; shr.u32 %r10, %r9, 30; st.global.u32 [%rd3], %r10;",
+            ("flip", "shl.u32 %r10, %r9, 30;"),
+        ),
+        ("ld.acquire.gpu.global.u32 %r9, [%rd1]; st.global.u32 [%rd3], %r2;", ("drop", None)),
+    ],
+    ids=["lanes of a shuffle", "a square and itself", "integers", "the sign of another", "a sign alone", "an acquire"],
+)
+def test_what_can_matter_is_broken(body: str, mutant: tuple[str, str | None]) -> None:
+    at = body.find("ld.acquire")
+    assert mutant in mutants(body, "ld.acquire" if at >= 0 else "")
+
+
 def test_what_only_unexecuted_code_reads_is_left_alone() -> None:
     body = "add.u32 %r9, %r2, 5; setp.ge.u32 %p2, %r2, 99; @!%p2 bra end; st.global.u32 [%rd3], %r9; end:"
     assert mutants(body, "add.u32 %r9")
