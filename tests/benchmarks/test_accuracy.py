@@ -127,12 +127,14 @@ def activations_recorded() -> dict[str, Any]:
 
 
 def test_the_page_shows_what_activations_lose(activations_recorded: dict[str, Any]) -> None:
-    """Every remedy; and each search is worth more than its error without quantized weights, the sweep with them too."""
+    """Every remedy; and each search is worth more than its error, but for MiniLM's sweep of quantized weights' inputs,
+    which is four over six's equal."""
     page = (ROOT / "docs" / "figures" / "accuracy.md").read_text()
     assert "\n".join(activations.table(activations_recorded)) in page
-    for subject in activations_recorded["subjects"].values():
-        for weights, labels in (("W16", ("amax", "four over six", "sweep")), ("W4", ("amax", "sweep"))):
-            rows = [loss_of(subject[weights][label]) for label in labels]
+    for name, subject in activations_recorded["subjects"].items():
+        for weights in ("W16", "W4"):
+            searches = ("sweep",) if (name, weights) == ("minilm", "W4") else ("four over six", "sweep")
+            rows = [loss_of(subject[weights][label]) for label in ("amax", *searches)]
             for (worse, _), (better, error) in itertools.pairwise(rows):
                 assert error is not None
                 assert better + error < worse
