@@ -119,16 +119,16 @@ def compare_engine(
         from trt_nvfp4.builder.inputs.shapes import parse_shapes
         from trt_nvfp4.builder.parallel.manifest import FILE as RANKS
 
+        given: dict[str, object] = {
+            "--data": data,
+            "--shapes": shapes or None,
+            "--plan": plan,
+            "--save-worst": save_worst,
+        }
+        given |= {"--min-cosine": min_cosine, "--min-sqnr": min_sqnr, "--max-abs": max_abs, "--max-rel": max_rel}
+        given["--check all"] = True if check == "all" else None
         if steps is not None:
-            given: dict[str, object] = {
-                "--data": data,
-                "--shapes": shapes or None,
-                "--plan": plan,
-                "--save-worst": save_worst,
-            }
-            given |= {"--min-cosine": min_cosine, "--min-sqnr": min_sqnr, "--max-abs": max_abs, "--max-rel": max_rel}
-            given["--check all"] = True if check == "all" else None
-            _check_steps(given)
+            _check_steps(given, "--steps compares logits")
             _compare_steps(reference, result, steps, prompt or [], samples, seed, max_kl, as_json)
             return
         if prompt:
@@ -139,7 +139,10 @@ def compare_engine(
         ranks = any((path / RANKS).is_file() for path in paths)
         if ranks or (paths != (reference, result) and data is None and any(map(_is_decoder, paths))):
             if ranks and data is not None:
-                raise BuilderError(USAGE, "--data: ranks are compared token by token: leave it out, or give --prompt")
+                raise BuilderError(
+                    USAGE, "--data: ranks are compared token by token: leave it out, or give --steps N with --prompt"
+                )
+            _check_steps({**given, "--kl": kl or None}, f"{reference} and {result} are compared")
             _compare_steps(*paths, STEPS, [], samples, seed, max_kl, as_json, (str(reference), str(result)))
             return
         given_shapes = parse_shapes(shapes, "--shapes")
@@ -204,12 +207,12 @@ def _is_decoder(path: Path) -> bool:
     return model is not None and decoder_of(model) is not None
 
 
-def _check_steps(given: Mapping[str, object]) -> None:
-    """Raise BuilderError (usage) for options that say nothing of a decoder's steps."""
+def _check_steps(given: Mapping[str, object], what: str) -> None:
+    """Raise BuilderError (usage) for options that say nothing of a decoder's steps; `what` begins the message."""
     from trt_nvfp4.builder.errors import USAGE, BuilderError
 
     if unused := [option for option, value in given.items() if value is not None]:
-        raise BuilderError(USAGE, f"--steps compares logits token by token: {', '.join(unused)} cannot apply")
+        raise BuilderError(USAGE, f"{what} token by token: {', '.join(unused)} cannot apply")
 
 
 def _compare_steps(

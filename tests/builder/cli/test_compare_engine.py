@@ -15,6 +15,7 @@ from onnx_models.graphs import save_model
 from onnx_models.passes import rewritten_file
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli.compare_engine import app
+from trt_nvfp4.builder.parallel.manifest import FILE
 from trt_nvfp4.builder.tensorrt.backend import local_compute_capability
 
 TRAINED = Path(__file__).parents[2] / "trained_models"
@@ -223,3 +224,15 @@ def test_what_would_judge_nothing(tmp_path: Path, options: list[str], message: s
     assert message in shown.stderr
     judged = CliRunner().invoke(app, [str(model), str(model), "--min-cosine", "0.9"])
     assert judged.exit_code == 0, judged.output
+
+
+@pytest.mark.parametrize(
+    ("options", "unused"),
+    [(["--min-cosine", "0.9", "--check", "all"], "--min-cosine, --check all"), (["--shapes", "x:1"], "--shapes")],
+)
+def test_ranks_meet_no_thresholds_of_outputs(tmp_path: Path, options: list[str], unused: str) -> None:
+    """They are compared token by token: what would be ignored is refused."""
+    (tmp_path / FILE).write_text("{}")
+    shown = CliRunner().invoke(app, [str(tmp_path), str(tmp_path), *options])
+    assert shown.exit_code == errors.USAGE, shown.output
+    assert f"token by token: {unused} cannot apply" in shown.stderr
