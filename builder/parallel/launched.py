@@ -43,20 +43,22 @@ class Launched:
             return cls(rank, count, local) if count > 1 else None
         return None
 
-    def join(self, on_gpu: bool) -> None:
-        """Make torch.distributed's default group of all ranks; they meet at MASTER_ADDR, or on this machine."""
+    def join(self, on_gpu: bool) -> bool:
+        """Make torch.distributed's default group of all ranks; they meet at MASTER_ADDR, or on this machine. False for
+        a group that was there before, which is another's to end."""
         from torch import distributed
 
         from trt_nvfp4.builder.parallel.ranks import join
 
         if distributed.is_initialized():
-            return
+            return False
         address, port = os.environ.get("MASTER_ADDR", _ADDRESS), os.environ.get("MASTER_PORT", _PORT)
         join(self.rank, self.count, f"tcp://{address}:{port}", self.local if on_gpu else None)
+        return True
 
     def leave(self) -> None:
-        """End the group, once all ranks are here: one that ends earlier takes their connections away. Where this rank
-        fails, others wait for it no longer."""
+        """End the group, once all ranks are here: one that ends earlier takes their connections away. A rank
+        that fails does not wait; torchrun or mpirun ends the others."""
         from torch import distributed
 
         if sys.exc_info()[0] is None:

@@ -133,8 +133,8 @@ def _launched(folder: RankFolder, runner: Name, launched: Launched, made: ExitSt
             f"{folder.count}",
         )
     models = folder.models()
-    launched.join(on_gpu=has_gpu())
-    made.callback(launched.leave)  # once its runner is closed
+    if launched.join(on_gpu=has_gpu()):
+        made.callback(launched.leave)  # once its runner is closed
     own = _of_rank(folder.engine(launched.rank) if runner == "tensorrt" else models[launched.rank], runner)
     own.name = f"{folder.folder} ({folder.count} ranks, {_where(own)})"
     return own

@@ -209,6 +209,11 @@ def test_what_started_a_process(
     assert Launched.found() == rank
 
 
+def test_a_group_of_the_users_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert not Launched(0, 2, 0).join(on_gpu=False)
+
+
 def test_another_number_of_processes(folder: RankFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
