@@ -82,26 +82,30 @@ class Pipeline:
         return {name: self._device.get(values[name]) for name in self.manifest.results()}
 
     def embed(
-        self, texts: Sequence[str] = (), images: np.ndarray | Sequence[Image] | None = None
+        self, texts: str | Sequence[str] = (), images: np.ndarray | Sequence[Image] | None = None
     ) -> dict[str, np.ndarray]:
-        """Of a pair of encoders (CLIP, SigLIP): `text_embeds` of texts and `image_embeds` of images, either or both,
-        each of length 1. Images as for `generate`; similarities are their products, and the manifest's settings say by
-        what to scale them. Raises BuilderError (usage) for another model, and for texts that are too long."""
+        """Of a pair of encoders (CLIP, SigLIP): `text_embeds` of one text or several and `image_embeds` of images,
+        either or both, each of length 1. Images as for `generate`; similarities are their products, and the manifest's
+        settings say by what to scale them. Raises BuilderError (usage) for another model, where nothing is given, and
+        for texts that are too long."""
         known = self.manifest.settings.get("embeds")
         if known is None:
             raise BuilderError(USAGE, f"{self.folder}: this model is no pair of encoders: call run or generate")
         given: dict[str, np.ndarray] = {}
         if texts:
-            ids = self._encoded(list(texts), 0)
+            ids = self._encoded(texts, 0)
             longest, padding = int(known["longest"]), known["padding"]
             if wrong := [len(row) for row in ids if not 1 <= len(row) <= longest]:
-                raise BuilderError(USAGE, f"a text has {wrong[0]} tokens, expected 1 to {longest}; shorten it")
+                shorter = "; shorten it" if wrong[0] else ""
+                raise BuilderError(USAGE, f"a text has {wrong[0]} tokens, expected 1 to {longest}{shorter}")
             if padding is not None:
                 ids = [[*row, *[int(padding)] * (longest - len(row))] for row in ids]
             given[IDS], given["attention_mask"] = padded(ids)
         pixels = self._pixels(images)
         if pixels is not None:
             given["pixel_values"] = pixels
+        if not given:
+            raise BuilderError(USAGE, "there is nothing to embed: give texts or images")
         ports = self.manifest.given()
         for name, array in given.items():
             check_array(name, array, ports[name])

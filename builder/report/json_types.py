@@ -53,4 +53,6 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, dict) and all(_fits(entry, arguments[1]) for entry in value.values())
     if is_typeddict(kind):
         return isinstance(value, dict) and not misfits(value, kind)
+    if isinstance(value, bool):  # which Python has for an int
+        return kind in (bool, Any)
     return kind is Any or isinstance(value, (int, float) if kind is float else kind)

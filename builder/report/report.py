@@ -223,7 +223,8 @@ def _complete(found: dict[str, Any]) -> None:
             found[name] = None
     for entry in found["subgraphs"] if isinstance(found["subgraphs"], list) else []:
         if isinstance(entry, dict):
-            entry.setdefault("reason_code", None)  # before there were codes
+            for name in ("reason_code", "residual_channels"):  # before there were such
+                entry.setdefault(name, None)
 
 
 def versions() -> dict[str, str]:

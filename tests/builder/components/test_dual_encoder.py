@@ -65,9 +65,14 @@ def test_text_and_vision(name: str, tmp_path: Path, seed: int) -> None:
         with pytest.raises(BuilderError, match="expected float32") as error:
             pipeline.embed(images=images[:, :, :16])
         assert error.value.exit_code == USAGE
+        with pytest.raises(BuilderError, match="there is nothing to embed: give texts or images"):
+            pipeline.embed()
         texts[0] = [0] * 25
         with pytest.raises(BuilderError, match="a text has 25 tokens, expected 1 to 24"):
             pipeline.embed(["a", "b"])
+        del pipeline._encoded
+        pipeline._ids = lambda *_: [0, 2]  # type: ignore[method-assign]
+        assert len(pipeline.embed("a photo")["text_embeds"]) == 1  # and not its letters
         with pytest.raises(BuilderError, match="call run"):
             pipeline.generate([[1]])
     ids = torch.full((2, 24 if name == "Siglip" else 4), 1)
