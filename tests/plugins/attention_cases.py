@@ -33,6 +33,9 @@ class Shape:
         return {"heads": self.heads, "epsilon": 1e-5, "fp8_cache": int(fp8)} | rope | self.options
 
 
+#: A head that is padded to 128, in one tile of queries; and several tiles of queries and of keys.
+PADDED_HEAD = Shape(3, 1, 112, 150, 20, (0, 111), 112, {"window": 33, "has_sinks": 1, "softcap": 30.0})
+SEVERAL_TILES = Shape(4, 2, 128, 260, 67, (193, 0), 128, {"qk_norm": 1})
 #: Every head layout and size, ragged lengths, none and one and full, borders of blocks of keys (16, 32) and of splits.
 SHAPES = [
     Shape(4, 2, 64, 40, 1, (0, 1, 15, 16, 39), 64),
@@ -42,8 +45,8 @@ SHAPES = [
     Shape(4, 1, 256, 600, 3, (577, 0), 128, {"window": 100}),
     Shape(2, 2, 96, 90, 16, (0, 74), 96, {"qk_norm": 1, "scale": 0.25}),
     Shape(4, 2, 192, 70, 1, (69, 31), 0, {"window": 1}),
-    Shape(3, 1, 112, 150, 20, (0, 111), 112, {"window": 33, "has_sinks": 1, "softcap": 30.0}),
-    Shape(4, 2, 128, 260, 67, (193, 0), 128, {"qk_norm": 1}),
+    PADDED_HEAD,
+    SEVERAL_TILES,
     Shape(2, 1, 256, 64, 40, (0, 24), 256),
 ]
 

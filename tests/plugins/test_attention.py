@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from attention_cases import SHAPES, Shape, attend, cached_values, inputs, new_rows
+from attention_cases import PADDED_HEAD, SEVERAL_TILES, SHAPES, Shape, attend, cached_values, inputs, new_rows
 from op_inputs import float64
 
 from ptx_emulator.shim import Gpu
@@ -19,7 +19,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 STEP = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.int8: 2.0**-3}
 
 #: For emulators: splits, padded and full heads, all options.
-SMALL = [SHAPES[0], SHAPES[4], SHAPES[7]]
+SMALL = [SHAPES[0], SHAPES[4], PADDED_HEAD]
 
 
 def check(host: PluginHost, shape: Shape, dtype: torch.dtype, fp8: bool, tactic: int, seed: int, device: str) -> None:
@@ -86,7 +86,7 @@ def test_emulated(emulated: PluginHost, shape: Shape, fp8: bool, seed: int) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("emulated_gpu", ["h200"], indirect=True)
-@pytest.mark.parametrize("shape", SHAPES[7:9], ids=str)
+@pytest.mark.parametrize("shape", [PADDED_HEAD, SEVERAL_TILES], ids=str)
 def test_wgmma_emulated(emulated: PluginHost, emulated_gpu: Gpu, shape: Shape, seed: int) -> None:
     """Prefill's kernel of SM90: padded heads, a window, sinks and a soft cap; several tiles of rows and of keys."""
     dtype = (torch.float16, torch.bfloat16)[seed % 2]
