@@ -77,8 +77,11 @@ def convert(model: ir.Model, capacity: int) -> InPlaceCaches:
     lower_rotary(graph)
     passes.RemoveUnusedNodesPass()(model)
     rewriter.remove_inputs()
-    if others := [node for node in graph if node.domain == "com.microsoft"]:
-        raise DecoderError(f"node '{others[0].name}' ({others[0].op_type}) is an operator of ONNX Runtime's own")
+    if others := [node for node in graph.all_nodes() if node.domain == "com.microsoft"]:
+        raise DecoderError(
+            f"node '{others[0].name}' ({others[0].op_type}) is an operator of ONNX Runtime's own; "
+            "export the model without it"
+        )
     model.opset_imports[""] = OPSET
     model.opset_imports.pop("com.microsoft", None)
     model.ir_version = max(IR_VERSION, model.ir_version)

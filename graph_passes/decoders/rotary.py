@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.ir.nodes import constant_integers, is_op, operand, optional_operand, register
+from trt_nvfp4.graph_passes.ir.nodes import (
+    constant_integers,
+    ints_attribute,
+    is_op,
+    operand,
+    optional_operand,
+    register,
+)
 from trt_nvfp4.graph_passes.patterns.attention.types import DecoderError
 
 _HEADS_FIRST = [0, 2, 1, 3]
@@ -30,8 +37,8 @@ def _is_flat(node: ir.Node) -> bool:
     x = operand(node, 0)
     if x.shape is not None:
         return len(x.shape) == 3
-    if is_op(before := x.producer(), "Transpose"):
-        return len(before.attributes["perm"].as_ints()) == 3
+    if is_op(before := x.producer(), "Transpose") and (perm := ints_attribute(before, "perm")) is not None:
+        return len(perm) == 3
     return bool(node.domain) or node.attributes.get_int("num_heads", 0) > 0
 
 
@@ -91,7 +98,7 @@ def _take_from(turned: ir.Value, flat: ir.Value, sizes: list[int]) -> None:
         ):
             continue
         for transpose in split.outputs[0].consumers():
-            if is_op(transpose, "Transpose") and list(transpose.attributes["perm"].as_ints()) == _HEADS_FIRST:
+            if is_op(transpose, "Transpose") and ints_attribute(transpose, "perm") == _HEADS_FIRST:
                 value = transpose.outputs[0]
                 turned.type, turned.shape = value.type, value.shape
-                value.replace_all_uses_with(turned)
+                value.replace_all_uses_with(turned, replace_graph_outputs=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ from trt_nvfp4.builder.cli.build_engine import app
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.export.onnx_decoders import convert_decoder
 from trt_nvfp4.builder.generate import Generator
+from trt_nvfp4.graph_passes.decoders.rotary import lower_rotary
 
 TOKENS = 20
 
@@ -184,6 +186,28 @@ def test_rotary_nodes_in_front_of_an_attention(
     assert [(node.op_type, node.domain) for node in turned] == [("RotaryEmbedding", "")] * 4
 
 
+def test_transposes_without_perm_are_no_layout() -> None:
+    """They are legal, in front of the rotation and behind it, and a graph's output may be one that is left out."""
+    n = onnx.helper.make_node
+    nodes = [
+        n("Transpose", ["x"], ["tokens"]),
+        n("RotaryEmbedding", ["tokens", "ids", "cos", "sin"], ["turned"], "r", domain="com.microsoft", num_heads=4),
+        n("Reshape", ["turned", "sizes"], ["split"]),
+        n("Transpose", ["split"], ["plain"]),
+        n("Transpose", ["split"], ["heads"], perm=[0, 2, 1, 3]),
+    ]
+    tables = {"cos": np.ones((8, 8), np.float32), "sin": np.zeros((8, 8), np.float32), "sizes": np.array([0, 0, 4, -1])}
+    inputs = [onnx.helper.make_tensor_value_info("x", 1, None), onnx.helper.make_tensor_value_info("ids", 7, None)]
+    outputs = [onnx.helper.make_tensor_value_info(name, 1, None) for name in ("plain", "heads")]
+    constants = [onnx.numpy_helper.from_array(value, name) for name, value in tables.items()]
+    graph = ir.from_proto(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", inputs, outputs, constants))).graph
+    lower_rotary(graph)
+    plain, heads = (value.producer() for value in graph.outputs)
+    assert plain is not None
+    assert heads is not None
+    assert (plain.op_type, heads.op_type, heads.domain) == ("Transpose", "RotaryEmbedding", "")
+
+
 def test_what_tensorrt_needs_holds(rng: np.random.Generator, tmp_path: Path) -> None:
     """One graph of standard operators; each cache is an input and, behind one TensorScatter, an output."""
     onnx.save(exported_decoders.model("genai_llama", rng), tmp_path / "model.onnx")
@@ -220,7 +244,7 @@ def _broken(model: onnx.ModelProto, how: str) -> str:
         (last,) = (node for node in nodes if "logits" in node.output)
         last.output[0] = "before"
         nodes.append(onnx.helper.make_node("Inverse", ["before"], ["logits"], "fast", domain="com.microsoft"))
-        return r"fast' \(Inverse\) is an operator of ONNX Runtime's own"
+        return r"fast' \(Inverse\) is an operator of ONNX Runtime's own; export the model without it"
     if how == "alibi":
         (add,) = (n for n in nodes if n.op_type == "Add" and n.output[0] == _softmaxes(model)[0].input[0])
         nodes.insert(0, onnx.helper.make_node("Constant", [], ["slope"], value_float=-0.5))
