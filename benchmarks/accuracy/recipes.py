@@ -126,6 +126,27 @@ def table(results: dict[str, Any]) -> list[str]:
     return rows
 
 
+def smollm2_table(results: dict[str, Any]) -> list[str]:
+    """The run of SmolLM2 as rows of Markdown: perplexity above the original's, and KL in thousandths with its error."""
+    subject = results["subjects"]["smollm2"]
+    rows = ["| recipe | perplexity W4A16 | KL | perplexity W4A4 | KL |", "|" + "---|" * 5]
+    alone = {"W4A4": subject["activations alone (W16A4)"]}
+    named = {f"`{recipe}`": found for recipe, found in subject["recipes"].items()}
+    for label, found in ({"activations alone (W16A4)": alone} | named).items():
+        cells = []
+        for mode in ("W4A16", "W4A4"):
+            if mode in found:
+                difference, _ = above(found[mode], subject["original"])
+                cells += [
+                    f"{difference:+.2f}",
+                    f"{found[mode]['kl'] * 1000:.1f} ± {found[mode]['kl_error'] * 1000:.1f}",
+                ]
+            else:
+                cells += ["-", "-"]
+        rows.append(f"| {label} | " + " | ".join(cells) + " |")
+    return rows
+
+
 def library_tables(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
     """The run against another library as rows of Markdown, ours / theirs: of the language models, whose perplexity is
     the difference and its standard error, and of MiniLM. What one side lacks is left out."""

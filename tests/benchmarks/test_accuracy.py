@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.accuracy import activations, parts, quantizing, subjects
 from benchmarks.accuracy.parts import loss_of
-from benchmarks.accuracy.recipes import library_tables, table
+from benchmarks.accuracy.recipes import library_tables, smollm2_table, table
 from trt_nvfp4.builder.accuracy.runners import session
 from trt_nvfp4.builder.export.huggingface import export
 from trt_nvfp4.builder.targets import find_target
@@ -157,6 +157,25 @@ def test_the_page_shows_what_each_part_is_worth(recorded: dict[str, Any], activa
     searches = json.loads((RESULTS.parent / "kernels" / "quantize_searches.json").read_text())
     for rows in (parts.gains(recorded, activations_recorded), parts.costs(searches)):
         assert "\n".join(rows) in page
+
+
+def test_the_page_shows_a_larger_model(recorded: dict[str, Any]) -> None:
+    """SmolLM2's rows, that W4A4 costs it more than llama, and that remedies give most of it back."""
+    found = json.loads((RESULTS / "smollm2.json").read_text())
+    assert "\n".join(smollm2_table(found)) in (ROOT / "docs" / "figures" / "accuracy.md").read_text()
+    subject = found["subjects"]["smollm2"]
+    losses = {recipe: loss_of(row["W4A4"]) for recipe, row in subject["recipes"].items()}
+    assert losses["mse"][0] > 10 * recorded["subjects"]["llama"]["recipes"]["mse"]["W4A4"]["kl"]
+    residual, best = (
+        "mse+activation-sweep+residual:64",
+        "local-hessian+gptq+quantized-inputs+activation-sweep+residual:64",
+    )
+    order = [losses[recipe] for recipe in ("mse", residual, best)]
+    for (worse, _), (better, error) in itertools.pairwise(order):
+        assert error is not None
+        assert better + 2 * error < worse
+    assert losses[best][0] < 0.5 * losses["mse"][0]
+    assert subject["recipes"][best]["W4A4"]["perplexity"] < subject["recipes"]["mse"]["W4A16"]["perplexity"]
 
 
 def test_the_default_recipe_is_the_record_s(recorded: dict[str, Any]) -> None:
