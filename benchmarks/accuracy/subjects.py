@@ -1,4 +1,4 @@
-"""What accuracy is measured on: three trained models in Torch, their calibration text, and their metrics.
+"""What accuracy is measured on: trained models in Torch, their calibration text, and their metrics.
 
 - llama, qwen3_moe: the repository's fixtures, language models; perplexity and KL on the held-out text.
 - smollm2: SmolLM2-135M-Instruct, on the same text; fewer windows, so that a CPU serves. Its weights come in four bits
