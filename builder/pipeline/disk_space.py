@@ -31,8 +31,8 @@ def check_disk(request: Request) -> None:
         sizes["the exported model"] = weights
     if request.stop_after in (None, "rewrite"):
         sizes["the rewritten model"] = math.ceil(weights * _NVFP4)
-    if request.stop_after is None and request.bundle is None:  # a bundle links the rewritten model
-        sizes["the engine"] = math.ceil(weights * _NVFP4)
+    if request.stop_after is None:
+        sizes["the engine" if request.bundle is None else "the bundle"] = math.ceil(weights * _NVFP4)
     needed, free = sum(sizes.values()), shutil.disk_usage(request.base.parent).free
     if needed > free:
         raise BuilderError(

@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -177,16 +177,17 @@ def write_folder(
     """Fill the existing, empty `folder`; returns the manifest's path.
 
     `library` is the plugin library; `with_sources` adds its sources instead, for nvcc on the device. A folder
-    to `keep` holds checksums, and a copy of the library. Both link the rewritten model's weights where they can: that
-    file is replaced as a whole, and never changed. With
-    `embed_plugins` the engine will carry the library, otherwise it will lie beside the engine. `stripped`: the weights
-    of plugins are not in the engine, but in a file beside it (see `strip`).
+    to `keep` holds copies and their checksums (onnx loads no weights from a file that has other names), one for a build
+    here hard links to large files where it can. With `embed_plugins` the engine will carry the library, otherwise it
+    will lie beside the engine. `stripped`: the weights of plugins are not in the engine, but in a file beside it (see
+    `strip`).
     """
+    place = shutil.copy if keep else _link
     weights = strip(model, folder / "model.onnx", folder / NETWORK) if stripped else None
     if weights is None:
-        _write_model(model, folder / "model.onnx")
+        _write_model(model, folder / "model.onnx", place)
     if library is not None:
-        (shutil.copy if keep else _link)(library, folder / library.name)
+        place(library, folder / library.name)
     if with_sources:
         ignore = shutil.ignore_patterns("__pycache__", "ops", "plugin_host", "host.py", "CMakeLists.txt", "py.typed")
         shutil.copytree(Path(plugins.__path__[0]), folder / SOURCES / "trt_nvfp4" / "plugins", ignore=ignore)
@@ -261,7 +262,7 @@ def _modules(target: Target, planned: Sequence[PlannedNodes]) -> dict[str, str]:
     return target.modules
 
 
-def _write_model(source: Path, destination: Path) -> None:
+def _write_model(source: Path, destination: Path, place: Callable[[Path, Path], object]) -> None:
     proto = onnx.load(source, load_external_data=False)
     # The ops' function bodies serve ONNX Runtime. TensorRT's parser would inline them rather than take the plugin
     # (10.13 has no flag against it), so the model that it gets carries none and a missing plugin is an error.
@@ -270,7 +271,7 @@ def _write_model(source: Path, destination: Path) -> None:
     names = {location: f"{destination.name}.{number}.data" for number, location in enumerate(files)}
     rename(proto, names)
     for location, file in files.items():
-        _link(file, destination.parent / names[location])
+        place(file, destination.parent / names[location])
     onnx.save(proto, destination)
 
 

@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import math
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -213,8 +214,10 @@ def test_an_output_of_any_name(mlps: Path, samples: Path) -> None:
 
 
 def test_a_full_disk_for_temporary_files_is_named(mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_space(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def no_space(file: Path, mode: str = "r", **options: Any) -> zipfile.ZipFile:
+        if mode != "r":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return zipfile.ZipFile(file, mode, **options)
 
     monkeypatch.setattr("trt_nvfp4.calibration.samples.samples.zipfile", SimpleNamespace(ZipFile=no_space))
     with pytest.raises(OSError, match=r"No space left on device: '.*/\.trt-nvfp4-\w+/held-out-0\.npz'"):
