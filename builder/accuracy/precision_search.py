@@ -29,6 +29,7 @@ from trt_nvfp4.builder.pipeline.progress import Progress
 from trt_nvfp4.builder.report.contents import BudgetOutcome, WeighedPrecision
 from trt_nvfp4.builder.roofline import LIMITS, subgraph_cost
 from trt_nvfp4.builder.targets import Target
+from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.samples.filled_caches import Continuation, run
 from trt_nvfp4.calibration.samples.samples import Sample, save_sample
@@ -252,6 +253,7 @@ def choose_precisions(
     kv_cache: str,
     progress: Progress,
     folder: Path,
+    checkpoint: NVFP4Checkpoint | None = None,
 ) -> Choice:
     """Decide anew on every subgraph that `plan` replaces.
 
@@ -262,6 +264,7 @@ def choose_precisions(
         require: "nvfp4" or "fp8": no lesser precision may be chosen; None: any, 16 bits included.
         kv_cache: of `planning.attention.KV_CACHES`; auto chooses FP8 caches where they meet the budget.
         folder: where temporary files, as large as the model, go. The system's own may be in memory.
+        checkpoint: what has some of the weights in NVFP4 already, if anything.
 
     Raises BuilderError: a sample set is empty, or the metric does not apply (usage); no mix meets the budget
     (verification), and the message says how near one comes.
@@ -274,7 +277,9 @@ def choose_precisions(
         # A decoder's layer has the precision of its parts.
         apart = (*AS_GIVEN, Decision.DECODER)
         groups = sharing([(entry, subgraph) for entry, subgraph in planned if entry.decision not in apart])
-        options = _measure(trials, groups, target, plan.precision, recorded, tokens, require, kv_cache, progress)
+        options = _measure(
+            trials, groups, target, plan.precision, recorded, tokens, require, kv_cache, checkpoint, progress
+        )
         rows = mixes_by_cost(_together(groups, options))
         mixes = [_by_subgraph(row, groups, options) for row in rows]
         progress.step(0, 0, f"verifying the mix on {len(verifying)} held-out samples")
@@ -347,6 +352,7 @@ def _measure(
     tokens: Mapping[str, int],
     require: str | None,
     kv_cache: str,
+    checkpoint: NVFP4Checkpoint | None,
     progress: Progress,
 ) -> dict[str, list[Option]]:
     """The options of every subgraph, of the same decisions in the same order within a group."""
@@ -365,7 +371,7 @@ def _measure(
         for decision in _decisions(*group[0], target, precision, kv_cache)
         if (require is None or group[0][0].kind == ATTENTION or LOWERINGS[decision].meets(require))
         and all(decision in _decisions(*other, target, precision, kv_cache) for other in group[1:])
-        for count in residual_counts([subgraph for _, subgraph in group], decision, recipe)
+        for count in residual_counts([subgraph for _, subgraph in group], decision, recipe, checkpoint)
     ]
     options: dict[str, list[Option]] = {}
     for done, entries in enumerate(wanted):

@@ -70,14 +70,14 @@ def predict_steps(
 
 def _products(plan: Plan, decoder: Decoder, decision: Decision | None, new: int, limits: Limits) -> float:
     """Seconds of all products with weights; `decision` in place of the plan's own for what it replaces."""
-    seconds, counted, residual = 0.0, set[str](), parse(plan.recipe).residual
+    seconds, counted, recipe = 0.0, set[str](), parse(plan.recipe)
     for entry in sorted(plan.subgraphs, key=lambda entry: entry.decision == Decision.KEEP):
         if "out_features" not in entry.shapes or not counted.isdisjoint(entry.nodes):
             continue
         counted.update(entry.nodes)
         taken = decision if decision is not None and entry.decision != Decision.KEEP else entry.decision
         is_head = entry.shapes["out_features"] == decoder.vocab_size and not decoder.all_logits
-        rows = 1 if is_head else new
+        rows, residual = 1 if is_head else new, entry.own(recipe).residual
         seconds += subgraph_cost(entry.kind, entry.shapes, taken, rows, limits, entry.dtype, residual).seconds
     return seconds
 

@@ -19,6 +19,7 @@ from trt_nvfp4.builder.pipeline.progress import Progress
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.report.contents import Accuracy, DecodingAgreement
 from trt_nvfp4.builder.report.report import Report
+from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.samples.filled_caches import with_filled_caches
 from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, SampleRange
 from trt_nvfp4.calibration.statistics.statistics import Statistics
@@ -43,6 +44,7 @@ def choose_plan(
     tokens: Mapping[str, int],
     report: Report,
     progress: Progress,
+    checkpoint: NVFP4Checkpoint | None,
 ) -> Plan:
     """The plan with the cheapest precisions that meet the accuracy budget."""
     assert request.accuracy_budget is not None
@@ -61,6 +63,7 @@ def choose_plan(
         kv_cache=request.kv_cache,
         progress=progress,
         folder=request.base.parent,
+        checkpoint=checkpoint,
     )
     report.budget = choice.outcome
     report.warnings += choice.warnings

@@ -154,7 +154,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress, made: 
         statistics = calibrate(request, model, subgraphs, specs, plan, calibrated, report, progress)
     if request.accuracy_budget is not None:
         with report.timed("choose"):
-            plan = choose_plan(request, model, subgraphs, specs, plan, statistics, tokens, report, progress)
+            plan = choose_plan(request, model, subgraphs, specs, plan, statistics, tokens, report, progress, checkpoint)
             take_plan(request, model, plan, tokens, calibrated, report, prefill)
         if request.stop_after == "plan":
             return _finish(request, report, path)

@@ -62,16 +62,16 @@ def residual_obstacle(
 
 
 def residual_counts(
-    subgraphs: Sequence[Subgraph], decision: Decision, recipe: Recipe
+    subgraphs: Sequence[Subgraph], decision: Decision, recipe: Recipe, checkpoint: NVFP4Checkpoint | None = None
 ) -> Sequence[int] | Sequence[None]:
     """How many residual channels `subgraphs`, which share weights, may have by the decision: none up to the recipe's,
-    least first; None alone where the recipe has none."""
+    least first; None alone where the recipe has none. `checkpoint`: what has their weights already, if anything."""
     if not recipe.residual or decision not in RESIDUAL_DECISIONS:
         return [None]
     is_mixed = decision == Decision.NVFP4_MIXED
     allowed = [replace(recipe, residual=count) for count in RESIDUALS.values() if count <= recipe.residual]
     for subgraph in subgraphs:
-        allowed = [some for some in allowed if residual_obstacle(subgraph, some, is_mixed=is_mixed) is None]
+        allowed = [some for some in allowed if residual_obstacle(subgraph, some, checkpoint, is_mixed) is None]
     return [0, *(some.residual for some in allowed)]
 
 
