@@ -1,4 +1,4 @@
-"""Tensors that are read when they are needed, so that a model of any size loads in no memory.
+"""Tensors that are read when they are needed, so that a model of any size loads in little memory.
 
 transformers stacks, joins, transposes and casts what files hold; such a change of a deferred tensor is another one.
 What computes with it reads it, uses it once and forgets it.
@@ -87,10 +87,20 @@ class DeferredTensor(torch.Tensor):
             return _arranged(func, flat, spec)
         if func is _ATEN.index.Tensor and len(args[1]) == 1 and isinstance(args[0], cls):
             return _gathered(args[0], _value(args[1][0]))
-        if func._schema.is_mutable:
+        if _writes(func, args, kwargs):
             raise NotImplementedError(f"{func} changes a weight in place, which is read from a file")
         args, kwargs = tree_unflatten([_value(value) for value in flat], spec)
         return func(*args, **kwargs)
+
+
+def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether `func` changes a deferred tensor, and not only others by what it reads of it."""
+    written = [
+        args[number] if number < len(args) else kwargs.get(argument.name)
+        for number, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return any(isinstance(value, DeferredTensor) for value in tree_flatten(written)[0])
 
 
 def _made(meta: Tensor, read: Callable[[], Tensor], call: Any = None) -> DeferredTensor:
@@ -141,6 +151,8 @@ def _gathered(stack: DeferredTensor, index: Tensor) -> Tensor:
     """`stack[index]`, of which only the parts that the index names are read: the experts that tokens go to."""
     if index.dtype not in (torch.int64, torch.int32) or stack.dim() < 3:
         return stack.read()[index]
+    if not index.numel():
+        return torch.empty((*index.shape, *stack.shape[1:]), dtype=stack.dtype)
     named, places = torch.unique(index, return_inverse=True)
     return torch.stack([stack.part(int(number)) for number in named])[places]
 

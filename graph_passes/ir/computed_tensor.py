@@ -38,21 +38,25 @@ class ComputedTensor(StreamedTensor):
 
     def reshaped(self, shape: Sequence[int]) -> ComputedTensor:
         """The same values in another shape."""
-        return ComputedTensor(self.name or "", self.dtype, shape, lambda: self._read().reshape(tuple(shape)))
+        part = None
+        if self._part is not None and len(shape) > 1 and shape[0] == self.shape.numpy()[0]:
+            part = lambda index: self._at(index).reshape(tuple(shape[1:]))  # noqa: E731
+        return ComputedTensor(self.name or "", self.dtype, shape, lambda: self._read().reshape(tuple(shape)), part)
 
     def picked(self, name: str, begin: int, end: int, kept: bool) -> ComputedTensor:
         """Of the first axis `begin` to `end`, or, where it is not `kept`, the values at `begin`."""
         rest = self.shape.numpy()[1:]
         if not kept:
             return ComputedTensor(name, self.dtype, rest, lambda: self._at(begin))
-        return ComputedTensor(name, self.dtype, (end - begin, *rest), lambda: self._read()[begin:end])
+        part = None if self._part is None else lambda index: self._at(begin + index)
+        return ComputedTensor(name, self.dtype, (end - begin, *rest), lambda: self._read()[begin:end], part)
 
     def _at(self, index: int) -> torch.Tensor:
         return self._read()[index] if self._part is None else self._part(index)
 
     def _pieces(self) -> Iterator[torch.Tensor]:
         shape = self.shape.numpy()
-        if len(shape) < _STACK:
+        if len(shape) < _STACK or self._part is None:  # each part would read all
             yield self._read()
         else:
             yield from map(self._at, range(shape[0]))

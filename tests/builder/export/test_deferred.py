@@ -71,6 +71,10 @@ def test_a_part_of_a_stack_reads_what_it_is_made_of(name: str) -> None:
     chosen = torch.tensor([[2, 0], [2, 2]])
     assert torch.equal(found[chosen], expected[chosen])
     assert sorted(files.read) == [0, 1, 2, 3, 4, 5]
+    files.read.clear()
+    none = torch.tensor([], dtype=torch.int64)  # of an expert that no token goes to
+    assert torch.equal(found[none], expected[none])
+    assert not files.read
 
 
 def test_modules_compute_with_them() -> None:
@@ -95,3 +99,13 @@ def test_a_weight_that_is_read_from_a_file_does_not_change() -> None:
     (weight,) = Files((2, 2)).deferred()
     with pytest.raises(NotImplementedError, match="in place"):
         weight.zero_()
+    with pytest.raises(NotImplementedError, match="in place"):
+        torch.add(torch.ones(2, 2), 1, out=weight)
+
+
+def test_other_tensors_change_in_place_by_a_weight() -> None:
+    files = Files((2, 2))
+    (weight,) = files.deferred()
+    found = torch.ones(2, 2)
+    found += weight
+    assert torch.equal(found, 1 + files.tensors[0])
