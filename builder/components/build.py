@@ -24,7 +24,7 @@ from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
 from trt_nvfp4.builder.inputs.shapes import RANGES
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.progress import Named, Progress, Silent
-from trt_nvfp4.builder.pipeline.request import Request, check_streaming
+from trt_nvfp4.builder.pipeline.request import OF_ONE_GRAPH, Request, check_streaming
 from trt_nvfp4.builder.targets import require_here
 from trt_nvfp4.calibration.samples.samples import load_samples
 from trt_nvfp4.common.replacing import made_folder, scratch
@@ -48,8 +48,6 @@ for part in json.loads((folder / "{manifest}").read_text())["parts"]:
     if status:
         sys.exit(status)
 '''
-#: Options of one part's run that a model of parts has no use for.
-_OF_ONE_GRAPH = ("surgery", "plan", "packed_weights", "accuracy_budget", "accuracy_data", "stop_after")
 
 
 def run(request: Request, progress: Progress | None = None) -> PartsReport:
@@ -124,7 +122,7 @@ def _rename_in_reports(folder: Path, destination: Path) -> None:
 def _check(request: Request) -> None:
     if request.all_logits:
         raise BuilderError(USAGE, f"--all-logits: {request.model} generates from its last token; leave it out")
-    for name in _OF_ONE_GRAPH:
+    for name in OF_ONE_GRAPH:
         if getattr(request, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise BuilderError(

@@ -24,12 +24,12 @@ from trt_nvfp4.builder.parallel.simulate import prefix, simulated
 from trt_nvfp4.builder.parallel.whole_model import calibrate_ranks, share_magnitudes
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.progress import Named, Progress, Silent
-from trt_nvfp4.builder.pipeline.request import Request, check_streaming, check_texts, planned
+from trt_nvfp4.builder.pipeline.request import OF_ONE_GRAPH, Request, check_streaming, check_texts, planned
 from trt_nvfp4.builder.targets import require_here
 from trt_nvfp4.calibration.samples.python_loader import split_function
 from trt_nvfp4.calibration.samples.samples import input_specs, load_samples
 from trt_nvfp4.calibration.statistics.store import is_statistics
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.common.replacing import made_folder, scratch
 from trt_nvfp4.graph_passes.planning.plan import Plan
 
@@ -37,8 +37,6 @@ from trt_nvfp4.graph_passes.planning.plan import Plan
 _MOST_BYTES = 1 << 30
 #: What configurations call the experts that a token chooses.
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
-#: Options of one graph's run that ranks have no use for.
-_OF_ONE_GRAPH = ("plan", "packed_weights", "accuracy_budget", "accuracy_data", "stop_after", "surgery")
 
 
 def ranks_of(parallel: str) -> list[Rank]:
@@ -143,7 +141,7 @@ def _check(request: Request, parallel: str) -> None:
     if request.calib_data is not None and not split_function(request.calib_data)[0].exists():
         raise BuilderError(USAGE, f"--calib-data {request.calib_data}: no such file or folder")
     check_texts(request)
-    for name in _OF_ONE_GRAPH:
+    for name in OF_ONE_GRAPH:
         if getattr(request, name) is not None:
             raise BuilderError(USAGE, f"--{name.replace('_', '-')} has no use with {flag}: leave it out")
     if request.bundle is None and request.output is None:
@@ -171,8 +169,10 @@ def _of_rank(request: Request, file: Path, base: Path) -> Request:
 
 def _top_k(directory: Path) -> int | None:
     """Experts that a token chooses, by the model's configuration."""
-    config = parse_json((directory / "config.json").read_text())
-    found = next((config[key] for key in _TOP_K if key in config), None)
+    config = read_json(directory / "config.json")
+    text = config.get("text_config")  # of a model that reads other things too
+    places = (config, text) if isinstance(text, dict) else (config,)
+    found = next((place[key] for place in places for key in _TOP_K if key in place), None)
     return found if type(found) is int and found > 0 else None
 
 

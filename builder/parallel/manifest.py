@@ -17,7 +17,8 @@ from trt_nvfp4.builder.parallel.prediction import RanksPrediction
 from trt_nvfp4.builder.report.json_types import misfits
 from trt_nvfp4.builder.tensorrt.build_script import MANIFEST as BUNDLE
 from trt_nvfp4.common.collectives import is_collective
-from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_text import parse_json, read_json
+from trt_nvfp4.common.replacing import replacing
 
 FILE = "parallel.json"
 FORMAT = 1
@@ -42,7 +43,7 @@ class RankFolder:
         """Raises BuilderError (model) for a folder whose manifest is none."""
         path = folder / FILE
         try:
-            found = parse_json(path.read_text())
+            found = read_json(path)
             if found["format"] != FORMAT:
                 raise ValueError(f"its format is {found['format']!r}, expected {FORMAT}")
             count, spread, prediction = found["tp"], found["ep"], found.get("prediction")
@@ -55,7 +56,7 @@ class RankFolder:
             known = None if prediction is None else RanksPrediction(**prediction)
             return cls(folder, str(found.get("target", "")), count, spread, known)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BuilderError(MODEL_AT_FAULT, f"{path}: no manifest of ranks ({error}); build them again") from error
+            raise BuilderError(MODEL_AT_FAULT, f"{path}: no manifest of ranks ({error!r}); build them again") from error
 
     def save(self) -> None:
         content = {
@@ -66,7 +67,8 @@ class RankFolder:
             "ranks": [rank_name(rank) for rank in range(self.count)],
             "prediction": None if self.prediction is None else asdict(self.prediction),
         }
-        (self.folder / FILE).write_text(json.dumps(content, indent=2) + "\n")
+        with replacing(self.folder / FILE) as file:
+            file.write_text(json.dumps(content, indent=2) + "\n")
 
     def engine(self, rank: int) -> Path:
         """Of a rank; in its bundle, once it was built there."""
@@ -79,10 +81,10 @@ class RankFolder:
         if not bundle.is_dir():
             return bundle.with_name(f"{bundle.name}.rewritten.onnx")
         try:
-            return bundle / Path(str(parse_json((bundle / BUNDLE).read_text())["model"])).name
+            return bundle / Path(str(read_json(bundle / BUNDLE)["model"])).name
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BuilderError(
-                MODEL_AT_FAULT, f"{bundle / BUNDLE}: no manifest of a bundle ({error}); build the ranks again"
+                MODEL_AT_FAULT, f"{bundle / BUNDLE}: no manifest of a bundle ({error!r}); build the ranks again"
             ) from error
 
     def models(self) -> list[Path]:

@@ -226,6 +226,8 @@ def _check_budget(request: Request) -> None:
         raise BuilderError(USAGE, "--accuracy-budget needs input samples to measure with: add --calib-data FILE|DIR")
 
 
+#: Options of one graph's run that a model of parts, or of ranks, has no use for.
+OF_ONE_GRAPH = ("surgery", "plan", "packed_weights", "accuracy_budget", "accuracy_data", "stop_after")
 #: What a plan has decided.
 PLANNED = ("precision", "moe", "attention", "kv_cache", "activations", "keep_fp32")
 #: Of which subgraphs; --require asks something of those.

@@ -13,7 +13,7 @@ from parallel_models import DENSE, saved
 
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.errors import BuilderError
-from trt_nvfp4.builder.parallel.build import ranks_of, run
+from trt_nvfp4.builder.parallel.build import _top_k, ranks_of, run
 from trt_nvfp4.builder.parallel.manifest import FILE
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.targets import find_target
@@ -73,3 +73,12 @@ def test_engines_of_two_ranks(tmp_path: Path) -> None:
         assert any(entry["decision"] == "nvfp4_w4a16" for entry in json.loads(part.json())["subgraphs"])
         rewritten = onnx.load(part.files["rewritten model"], load_external_data=False)
         assert sum(map(is_collective, rewritten.graph.node)) == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [({"moe_topk": 4}, 4), ({"text_config": {"num_experts_per_tok": 2}}, 2), ({"text_config": None}, None)],
+)
+def test_experts_of_a_token(config: dict[str, object], found: int | None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert _top_k(tmp_path) == found
