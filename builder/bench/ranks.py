@@ -10,8 +10,9 @@ from trt_nvfp4.builder.bench.decoders import lengths_of, time_steps
 from trt_nvfp4.builder.bench.result import Result
 from trt_nvfp4.builder.bench.subject import Request
 from trt_nvfp4.builder.bench.timing import Device
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.errors import UNAVAILABLE, USAGE, BuilderError
 from trt_nvfp4.builder.generate.torch_runner import has_gpu
+from trt_nvfp4.builder.parallel.launched import Launched
 from trt_nvfp4.builder.parallel.manifest import RankFolder
 from trt_nvfp4.builder.parallel.prediction import shown
 from trt_nvfp4.builder.parallel.runner import open_ranks
@@ -48,6 +49,12 @@ def bench_ranks(request: Request, progress: Progress, device: Callable[[], Devic
         us = folder.prediction.products_us + folder.prediction.sums_us
         result.contestants = {"nvfp4": {"predicted_us": us}}
         return result
+    if not has_gpu() and Launched.found() is None:
+        count = folder.count
+        predicts = "" if folder.prediction is None else "; --mode roofline predicts"
+        raise BuilderError(
+            UNAVAILABLE, f"--mode {mode}: {count} ranks need {count} GPUs, and torch sees none here{predicts}"
+        )
     with ExitStack() as made:
         progress.stage(f"loading {folder.count} ranks")
         runner = open_ranks(request.subject, made, "tensorrt" if mode == "engine" else "torch")

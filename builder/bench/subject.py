@@ -76,8 +76,13 @@ def subject_of(request: Request, device: Callable[[], Device]) -> Subject:
         for option, file in (("--model", onnx), ("--plan", plan)):
             if not file.is_file():
                 needed = "baselines are built from the original ONNX and the plan"
-                found = "is a folder, of which no ONNX file was kept" if file.is_dir() else "is not there"
-                raise BuilderError(USAGE, f"{path}: {needed}: add {option} ({file} {found})")
+                if file.is_dir():
+                    raise BuilderError(
+                        USAGE,
+                        f"{path}: {needed}, and of {file} no ONNX file was kept: build with --calib-data, which keeps "
+                        f"one, or give {option} FILE",
+                    )
+                raise BuilderError(USAGE, f"{path}: {needed}: add {option} ({file} is not there)")
         if is_rewritten(read_if_any(onnx)):
             raise BuilderError(
                 USAGE, f"{path}: was built from {onnx}, which has been rewritten; add --model with the original ONNX"

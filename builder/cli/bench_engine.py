@@ -99,18 +99,17 @@ def bench_engine(
 
     Example: bench-engine model.engine
     """
-    with failures(debug, as_json):
+    with failures(debug, as_json, subject):
         from trt_nvfp4 import api
         from trt_nvfp4.builder.bench.result import tables
         from trt_nvfp4.builder.inputs.shapes import parse_shapes
-        from trt_nvfp4.builder.parallel.launched import is_first
         from trt_nvfp4.builder.tensorrt.load import ENGINES
 
         beside = subject.with_suffix(".bench.json") if subject.suffix in ENGINES else None
         with ProgressBar() as progress:
             result = api.bench(
                 subject,
-                output=(out or beside) if is_first() else None,
+                output=None if output.quiet else out or beside,
                 target=target,
                 plan=plan,
                 model=model,

@@ -111,7 +111,7 @@ def compare_engine(
 
     Example: compare-engine model.onnx model.rewritten.onnx --data samples.npz --min-cosine 0.99
     """
-    with failures(debug, as_json), ExitStack() as made:
+    with failures(debug, as_json, reference, result), ExitStack() as made:
         from trt_nvfp4 import api
         from trt_nvfp4.builder.accuracy.compare_files import check_thresholds
         from trt_nvfp4.builder.accuracy.metrics import Thresholds

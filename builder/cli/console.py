@@ -9,8 +9,9 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -152,11 +153,11 @@ class ProgressBar:
 
 
 @contextmanager
-def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
+def failures(debug: bool, as_json: bool = False, *models: Path) -> Iterator[None]:
     """Turn an exception into one message and an exit code; with `debug` let it through.
 
-    What ends a process on a server, SIGTERM, cleans up as Ctrl-C does. Of processes that torchrun or mpirun started,
-    the first alone prints, but for errors.
+    What ends a process on a server, SIGTERM, cleans up as Ctrl-C does. Of processes that torchrun or mpirun started
+    for the ranks in one of the folders `models`, the first alone prints, but for errors.
     """
     # Names of files and tensors may hold what the terminal's encoding has not; stderr escapes it anyway.
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -173,7 +174,7 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
     numbers = (signal.SIGTERM,) if ignored else (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
-        output.quiet = status.quiet = not is_first()
+        output.quiet = status.quiet = _is_later_rank(models)
         yield
     except (typer.Exit, USAGE_ERROR):
         raise
@@ -197,8 +198,18 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
             status.print(Text.assemble(("error: ", "bold red"), where, text), soft_wrap=True)
         raise typer.Exit(code) from None
     finally:
+        output.quiet = status.quiet = False
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_later_rank(models: Sequence[Path]) -> bool:
+    folders = [model for model in models if model.is_dir()]
+    if not folders:
+        return False
+    from trt_nvfp4.builder.parallel.manifest import FILE  # imports onnx
+
+    return any((folder / FILE).is_file() for folder in folders) and not is_first()
 
 
 def _rank() -> str:

@@ -85,7 +85,7 @@ def generate(
 
     generate paligemma/ --image kitchen.jpg --prompt "describe"
     """
-    with failures(debug, as_json):
+    with failures(debug, as_json, model):
         from trt_nvfp4.builder.components.manifest import FILE
         from trt_nvfp4.builder.errors import USAGE, BuilderError
         from trt_nvfp4.builder.generate.sampling import Sampling

@@ -18,6 +18,10 @@ from parallel_models import DENSE, exported_ranks, saved
 
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.accuracy.decoding import compare_decoding
+from trt_nvfp4.builder.bench.ranks import bench_ranks
+from trt_nvfp4.builder.bench.subject import Request
+from trt_nvfp4.builder.bench.timing import CudaDevice
+from trt_nvfp4.builder.cli import console
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.generate import Generator
 from trt_nvfp4.builder.generate.loop import generate_ids
@@ -25,6 +29,7 @@ from trt_nvfp4.builder.generate.sampling import Sampling
 from trt_nvfp4.builder.parallel.launched import Launched
 from trt_nvfp4.builder.parallel.manifest import FILE, RANK, RankFolder, note
 from trt_nvfp4.builder.parallel.runner import RanksRunner, open_ranks
+from trt_nvfp4.builder.pipeline.progress import Silent
 
 pytest.importorskip("transformers")
 PROMPTS = [[5, 17, 60, 3], [9, 8]]
@@ -224,3 +229,25 @@ def test_another_number_of_processes(folder: RankFolder, monkeypatch: pytest.Mon
     monkeypatch.setenv("WORLD_SIZE", "some")
     with ExitStack() as made, pytest.raises(BuilderError, match="RANK=0, WORLD_SIZE=some"):
         open_ranks(folder.folder, made, "torch")
+
+
+def test_who_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second rank of a folder of ranks; a process with a model of its own is not, nor are later calls."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with console.failures(False, False, tmp_path):
+        assert not console.output.quiet
+    (tmp_path / FILE).write_text("{}")
+    with console.failures(False, False, tmp_path):
+        assert console.output.quiet
+        assert console.status.quiet
+    assert not console.output.quiet
+    assert not console.status.quiet
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_engines_are_not_benched_without_gpus(tmp_path: Path) -> None:
+    RankFolder(tmp_path, "h200", 2).save()
+    with pytest.raises(BuilderError, match=r"^--mode engine: 2 ranks need 2 GPUs, and torch sees none here$") as error:
+        bench_ranks(Request(tmp_path, mode="engine"), Silent(), CudaDevice)
+    assert error.value.exit_code == errors.UNAVAILABLE
