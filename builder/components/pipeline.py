@@ -94,12 +94,12 @@ class Pipeline:
         given: dict[str, np.ndarray] = {}
         if texts:
             ids = self._encoded(texts, 0)
-            longest, padding = int(known["longest"]), known["padding"]
+            longest, padding = known["longest"], known["padding"]
             if wrong := [len(row) for row in ids if not 1 <= len(row) <= longest]:
                 shorter = "; shorten it" if wrong[0] else ""
                 raise BuilderError(USAGE, f"a text has {wrong[0]} tokens, expected 1 to {longest}{shorter}")
             if padding is not None:
-                ids = [[*row, *[int(padding)] * (longest - len(row))] for row in ids]
+                ids = [[*row, *[padding] * (longest - len(row))] for row in ids]
             given[IDS], given["attention_mask"] = padded(ids)
         pixels = self._pixels(images)
         if pixels is not None:

@@ -17,6 +17,8 @@ from trt_nvfp4.common.json_text import read_json
 
 #: How the names of classes end that generate from an encoder, or from images and text.
 _GENERATING = ("ForConditionalGeneration", "MTModel", "VisionEncoderDecoderModel")
+#: Pairs of encoders that transformers does not classify images with.
+_MORE_PAIRS = ("VisionTextDualEncoderModel", "GroupViTModel", "OwlViTModel", "Owlv2Model")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,19 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
     return array
 
 
+def _is_pair(name: str) -> bool:
+    """Whether a class is a pair of encoders, and not the inside of a model that generates."""
+    if not name.endswith("Model"):
+        return False
+    if name in _MORE_PAIRS:
+        return True
+    try:
+        from transformers.models.auto import modeling_auto
+    except ImportError:  # said where it loads the model
+        return False
+    return name in modeling_auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES.values()
+
+
 def is_of_parts(path: Path, task: str = "auto") -> bool:
     """Whether a Hugging Face directory's model is one of several graphs, by its configuration."""
     if task == "features" or not is_model_directory(path):
@@ -60,6 +75,6 @@ def is_of_parts(path: Path, task: str = "auto") -> bool:
     except (ValueError, AttributeError, TypeError):  # said where it is read
         return False
     of_images = "vision_config" in config
-    if of_images and "text_config" in config and any(name.endswith("Model") for name in names):
-        return True  # a pair of encoders
+    if of_images and "text_config" in config and any(map(_is_pair, names)):
+        return True
     return (of_images or bool(config.get("is_encoder_decoder"))) and any(n.endswith(_GENERATING) for n in names)

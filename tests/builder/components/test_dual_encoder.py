@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,15 @@ def test_engines(tmp_path: Path, seed: int) -> None:
         assert (tmp_path / "out" / f"{name}.engine").is_file()
         assert part.plugin_layers == sum(entry["decision"] != "keep" for entry in part.subgraphs) > 0
     assert (tmp_path / "out" / FILE).is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "pair"),
+    [("CLIPModel", True), ("Siglip2Model", True), ("VisionTextDualEncoderModel", True), ("LlavaModel", False)]
+    + [(name, False) for name in ("Qwen2VLModel", "Gemma3Model", "Blip2Model", "Blip2ForImageTextRetrieval")],
+)
+def test_pairs_of_encoders(name: str, pair: bool, tmp_path: Path) -> None:
+    """The inside of a model that generates from images has configurations of both, too."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "text_config": {}, "vision_config": {}}))
+    (tmp_path / "model.safetensors").touch()
+    assert is_of_parts(tmp_path) == pair

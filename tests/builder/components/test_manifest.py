@@ -51,6 +51,12 @@ def test_a_manifest_comes_back_as_it_was_saved(tmp_path: Path) -> None:
         ({"parts": [FIRST, FIRST], "flows": []}, "two parts are called 'first'"),
         ({"parts": [replace(FIRST, name="../a")], "flows": []}, "a part is called '../a'"),
         ({"parts": [], "flows": []}, "there is no part"),
+        ({"settings": {"embeds": {"padding": None}}}, "its embeds lack longest or padding"),
+        ({"settings": {"embeds": {"longest": "7", "padding": None}}}, "its embeds' longest is '7', expected 1 or more"),
+        (
+            {"settings": {"embeds": {"longest": 7, "padding": -1}}},
+            "its embeds' padding is -1, expected a token's",
+        ),
         ({"task": "dance"}, "the task is 'dance', expected run or generate"),
         ({"parts": [FIRST, replace(SECOND, loop=Loop(0))]}, "second runs 0 times"),
         ({"parts": [FIRST, replace(SECOND, loop=Loop(2, {"a": "y"}))]}, "output 'a' cannot go into its input 'y'"),
