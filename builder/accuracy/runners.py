@@ -142,7 +142,7 @@ def infer(side: Side, runner: BaseRunner, sample: Mapping[str, np.ndarray], advi
     try:
         outputs = runner.infer(feed_dict=dict(sample))
     except PolygraphyException as error:
-        raise BuilderError(USAGE, f"{side.path}: cannot run on these samples: {error}{advice}") from error
+        raise BuilderError(USAGE, f"{side.path}: cannot run on these inputs: {error}{advice}") from error
     except Exception as error:  # ONNX Runtime's own error types
         raise BuilderError(BUILD_FAILED, f"{side.path}: failed while it ran: {str(error).strip()}{advice}") from error
     return IterationResult(outputs, runner_name=runner.name)

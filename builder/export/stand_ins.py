@@ -27,16 +27,16 @@ def stand_ins(module: torch.nn.Module) -> Iterator[Mapping[str, DeferredTensor]]
         if isinstance(weight, DeferredTensor)
     }
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    fakes = {}
-    for key, weight in weights.items():
-        with mode:
-            fakes[key] = torch.nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype), requires_grad=False)
-        replace_weight(module, weight, fakes[key])
+    fakes: dict[int, torch.nn.Parameter] = {}
     try:
+        for key, weight in weights.items():
+            with mode:
+                fakes[key] = torch.nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype), requires_grad=False)
+            replace_weight(module, weight, fakes[key])
         yield named
     finally:
-        for key, weight in weights.items():
-            replace_weight(module, fakes[key], weight)
+        for key, fake in fakes.items():
+            replace_weight(module, fake, weights[key])
 
 
 def optimize(program: torch.onnx.ONNXProgram, weights: Mapping[str, DeferredTensor]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from trt_nvfp4.builder.inputs.possible_shapes import check_possible
 from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
 from trt_nvfp4.builder.inputs.shape_values import shape_values, value_profiles
 from trt_nvfp4.builder.inputs.shapes import Profiles, derive_profiles, typical_of
-from trt_nvfp4.builder.onnx_file import is_rewritten, read, read_if_any, rewritten_by
+from trt_nvfp4.builder.onnx_file import is_exported, is_rewritten, read, read_if_any, rewritten_by
 from trt_nvfp4.builder.pipeline.accuracy_step import choose_plan, measure_accuracy
 from trt_nvfp4.builder.pipeline.build_step import build, check_toolchain
 from trt_nvfp4.builder.pipeline.calibrate_step import (
@@ -58,6 +58,7 @@ from trt_nvfp4.builder.targets import require_here
 from trt_nvfp4.builder.tensorrt.preflight import check_readable
 from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs
 from trt_nvfp4.common.replacing import made_folder, scratch
+from trt_nvfp4.errors import TrtNvfp4Error
 from trt_nvfp4.graph_passes.load.faults import blaming
 from trt_nvfp4.graph_passes.load.source import checked, load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
@@ -109,6 +110,8 @@ def _from_the_start(request: Request, report: Report, progress: Progress, made: 
             path = request.file(SURGERY)
             operate(original, request.surgery, path)
             report.files["model after surgery"] = str(path)
+        if weights:
+            made.enter_context(_naming(request.model, path))
         request = _of_task(request, path)
         model = load(path, observer, weights)
         check_readable(path, read(path))
@@ -230,6 +233,16 @@ def _profiles(
     return [{**profile, **ranges} for profile in profiles]
 
 
+@contextmanager
+def _naming(model: Path, graph: Path) -> Iterator[None]:
+    """Errors name `model`, and not the graph that was made of it in a folder that is removed."""
+    try:
+        yield
+    except TrtNvfp4Error as error:
+        error.args = tuple(str(part).replace(str(graph), str(model)) for part in error.args)
+        raise
+
+
 def _onnx_file(
     request: Request, report: Report, progress: Progress, made: ExitStack
 ) -> tuple[Path, Mapping[str, ir.TensorProtocol]]:
@@ -253,9 +266,13 @@ def _onnx_file(
         graph = made.enter_context(scratch(exported.parent)) / exported.name
         weights = export.export_by_reference(request.model, graph, request.task, cache, *own)
         if weights:
+            if is_exported(read_if_any(exported)):  # an earlier one would pass for this engine's
+                exported.unlink()
+                exported.with_name(f"{exported.name}.data").unlink(missing_ok=True)
             exported = graph
         else:
             exported.unlink(missing_ok=True)  # which beside other weights would pass for whole
+            exported.with_name(f"{exported.name}.data").unlink(missing_ok=True)
             for file in sorted(graph.parent.iterdir(), reverse=True):
                 os.replace(file, exported.with_name(file.name))
     if not weights:

@@ -111,13 +111,19 @@ def load(
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
     _check_operators(path, proto)
+    used = {name for node in all_nodes(proto.graph.node) for name in node.input}
+    used |= {output.name for output in proto.graph.output}
+    stored = {tensor.name for tensor in proto.graph.initializer}
     try:
         model = ir.from_proto(normalize(proto))
     except Exception as error:  # ONNX raises whatever its converter, shape inference or deserializer met
         raise ModelError(f"{path}: ONNX cannot process the model: {error}") from error
     ir.external_data.set_base_dir(model.graph, folder)
-    for name in (weights or {}).keys() & model.graph.initializers.keys():
-        model.graph.initializers[name].const_value = (weights or {})[name]
+    for name, tensor in (weights or {}).items():
+        if name in model.graph.initializers:
+            _put(path, model.graph.initializers[name], tensor)
+        elif name not in stored or name in used:
+            raise ModelError(f"{path}: there is no weight '{name}', whose values lie elsewhere")
     passes.RemoveInitializersFromInputsPass()(model)
     try:
         complete_plugin_nodes(model.graph)
@@ -127,6 +133,17 @@ def load(
         observer("normalize", model)
     run_passes(model, PASSES, observer)
     return SourceModel(path, model)
+
+
+def _put(path: Path, value: ir.Value, tensor: ir.TensorProtocol) -> None:
+    """Make `tensor` the value of an initializer. Raises ModelError for one of another shape or type."""
+    hole = value.const_value
+    if hole is not None and (hole.dtype, hole.shape) != (tensor.dtype, tensor.shape):
+        raise ModelError(
+            f"{path}: the weight '{value.name}' is {hole.dtype} {hole.shape}, its values are {tensor.dtype} "
+            f"{tensor.shape}"
+        )
+    value.const_value = tensor
 
 
 def checked(path: Path) -> onnx.ModelProto:

@@ -53,6 +53,18 @@ def test_inline_tensors(dtype: str, constant_nodes: bool, tmp_path: Path) -> Non
         np.testing.assert_array_equal(source.tensor(name), expected)
 
 
+def test_weights_that_lie_elsewhere(external: tuple[Path, dict[str, np.ndarray]]) -> None:
+    """They take the places of those in the file; one without a place, or that does not fit, is refused."""
+    path, weights = external
+    name, old = next(iter(weights.items()))
+    new = ir.tensor(np.ones_like(old), name=name)
+    np.testing.assert_array_equal(load(path, weights={name: new}).tensor(name), np.ones_like(old))
+    with pytest.raises(ModelError, match="there is no weight 'other'"):
+        load(path, weights={"other": new})
+    with pytest.raises(ModelError, match=f"the weight '{name}' is BFLOAT16"):
+        load(path, weights={name: ir.tensor(np.ones((2, 2), np.float32), name=name)})
+
+
 def test_no_such_tensor(external: tuple[Path, dict[str, np.ndarray]]) -> None:
     with pytest.raises(ModelError, match="no constant named 'nothing'"):
         load(external[0]).tensor("nothing")
