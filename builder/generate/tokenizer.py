@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from trt_nvfp4.common.tokenizers import try_out
+
 from ..errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -30,8 +32,7 @@ class Tokenizer:
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-            # Where it does not know its own token for unknown ones, transformers looks for it without an end.
-            self.encode("a", special_tokens=self._tokenizer.unk_token_id is None)
+            try_out(self._tokenizer)
         except Exception as error:  # transformers raises many kinds for a broken tokenizer
             raise BuilderError(MODEL_AT_FAULT, f"{folder}: transformers cannot load its tokenizer: {error}") from error
 

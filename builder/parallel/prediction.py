@@ -14,7 +14,7 @@ from trt_nvfp4.builder.report.contents import Prediction
 from trt_nvfp4.builder.roofline import experts_touched
 from trt_nvfp4.common.collectives import is_collective
 
-#: Of a sum of few values over two H200, by NCCL in a CUDA graph, as measured (`parallel.json` among the records).
+#: Of a sum of few values over two H200, by NCCL in a CUDA graph: `benchmarks/results/models/parallel.json`.
 SUM_US = 10.0
 _SIXTEEN_BITS = 2
 MOE = "moe"

@@ -53,7 +53,7 @@ MODULES = (
 #: Those that a decoder's generate.py runs, beside these and NumPy.
 GENERATE_MODULES = (
     *(f"builder/tensorrt/{name}.py" for name in ("bound_weights", "load", "runtime_cache")),
-    "common/cache_names.py",
+    *("common/cache_names.py", "common/tokenizers.py"),
     *("builder/export/__init__.py", "builder/export/decoder_contract.py"),
     *(
         f"builder/generate/{name}.py"

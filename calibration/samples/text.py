@@ -12,6 +12,7 @@ import numpy as np
 from trt_nvfp4.calibration.samples import chats
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.json_text import read_json
+from trt_nvfp4.common.tokenizers import try_out
 
 # Of files that are read here.
 SUFFIXES = (".txt", ".jsonl")
@@ -147,8 +148,7 @@ def _tokenizer(file: Path, directory: Path | None, trust_remote_code: bool) -> A
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             directory, local_files_only=True, use_fast=True, trust_remote_code=trust_remote_code
         )
-        # Where it does not know its own token for unknown ones, transformers looks for it without an end.
-        tokenizer("a", add_special_tokens=tokenizer.unk_token_id is None)
+        try_out(tokenizer)
         return tokenizer
     except Exception as error:  # transformers raises many kinds for a broken tokenizer
         reason = (
