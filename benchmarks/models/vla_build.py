@@ -1,6 +1,6 @@
 """A pi0.5-shaped policy at full size, from modules to bundles or engines: time, memory, and its parts' kernels.
 
-    python -m benchmarks.models.vla_build [--targets thor rtx-blackwell] [--out FILE]
+    python -m benchmarks.models.vla_build [--targets thor rtx-blackwell] [--bundles thor] [--out FILE]
 
 Runs `build-engine examples/vla/pi05.py:components` (random weights, 16 bits) for each target. Recorded are wall and CPU
 seconds, the largest process, the most memory that all processes hold together, the bytes that are written, and what
@@ -29,8 +29,6 @@ from rich.console import Console
 from benchmarks.harness import HERE, command, record
 
 VLA = HERE.parent / "examples" / "vla"
-#: As a bundle, for a device that is not here.
-BUNDLES = ("thor",)
 SECONDS_BETWEEN_LOOKS = 5.0
 
 
@@ -63,8 +61,8 @@ def memory_of(process: psutil.Process) -> int:
     return found
 
 
-def build(target: str, folder: Path) -> dict[str, Any]:
-    """The policy for one target, in `folder`."""
+def build(target: str, bundle: bool, folder: Path) -> dict[str, Any]:
+    """The policy for one target, in `folder`, as a bundle or as engines."""
     sys.path.insert(0, str(VLA))
     import predict
 
@@ -77,7 +75,7 @@ def build(target: str, folder: Path) -> dict[str, Any]:
         "--accuracy-samples",
         "0",
     ]
-    command += ["--bundle" if target in BUNDLES else "-o", str(out)]
+    command += ["--bundle" if bundle else "-o", str(out)]
     spent = run(command, {"VLA_SIZE": "full", "VLA_DTYPE": "bfloat16"})
     Console(width=160).print(predict.table(out))
     report = json.loads((out / predict.REPORT).read_text())
@@ -86,7 +84,7 @@ def build(target: str, folder: Path) -> dict[str, Any]:
     }
     return {
         "target": target,
-        "made": "bundle" if target in BUNDLES else "engines",
+        "made": "bundle" if bundle else "engines",
         **spent,
         "written_bytes": sum(file.stat().st_size for file in out.rglob("*") if file.is_file()),
         "parts": [{**asdict(row), "replaced": replaced[row.part]} for row in predict.rows_of(out)],
@@ -96,6 +94,9 @@ def build(target: str, folder: Path) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="+", default=["thor", "rtx-blackwell"])
+    parser.add_argument(
+        "--bundles", nargs="*", default=["thor"], help="targets for which a bundle is made, not engines"
+    )
     parser.add_argument("--folder", type=Path, help="where to build (default: the system's temporary folder)")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "models" / "vla_build.json")
     given = parser.parse_args(arguments)
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for target in given.targets:
         # 10 GB, which the next target has no use for.
         with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-            runs.append(build(target, Path(folder)))
+            runs.append(build(target, target in given.bundles, Path(folder)))
     machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     record(
         given.out,

@@ -1,4 +1,4 @@
-"""Prints the table of actions in docs/how_to/vla.md, from the recorded run of vla_actions.py."""
+"""Prints the tables of docs/how_to/vla.md, from the recorded runs of vla_actions.py and vla_build.py."""
 
 from __future__ import annotations
 
@@ -27,8 +27,36 @@ def actions_table() -> str:
     )
 
 
+def builds_table() -> str:
+    """Time and memory of each target's build."""
+    rows = []
+    for run in load("vla_build")["runs"]:
+        sizes = (run[f"{what}_bytes"] / 1e9 for what in ("largest_process", "all_processes", "written"))
+        times = (f"{run[f'{what}_s'] / 60:.1f}" for what in ("wall", "cpu"))
+        rows.append([f"`{run['target']}`", run["made"], *times, *(f"{size:.1f}" for size in sizes)])
+    heads = ("target", "made", "minutes", "CPU minutes", "largest process, GB", "all processes, GB", "written, GB")
+    return table(heads, rows)
+
+
+def parts_table(target: str) -> str:
+    """Predicted milliseconds of each part on a target, as planned and in other formats."""
+    (run,) = (run for run in load("vla_build")["runs"] if run["target"] == target)
+    formats = list(run["parts"][0]["milliseconds"])
+    rows = []
+    for part in run["parts"]:
+        weights = f"{part['before'] / 1e6:.0f} -> {part['after'] / 1e6:.0f}"
+        tokens = ", ".join(map(str, part["rows"]))
+        times = (part["planned_ms"], *(part["milliseconds"][name] for name in formats))
+        shown = (f"{time:.2f}" for time in times)
+        rows.append([f"`{part['part']}`", str(part["times"]), weights, tokens, ", ".join(part["kernels"]), *shown])
+    sums = [sum(part["planned_ms"] for part in run["parts"])]
+    sums += [sum(part["milliseconds"][name] for part in run["parts"]) for name in formats]
+    rows.append(["sum", "", "", "", "", *(f"{time:.2f}" for time in sums)])
+    return table(("part", "runs", "MB of weights", "rows", "kernels", "as planned", *formats), rows)
+
+
 def main() -> None:
-    print(actions_table())
+    print(actions_table(), builds_table(), parts_table("thor"), sep="\n\n")
 
 
 if __name__ == "__main__":
