@@ -80,8 +80,8 @@ def test_pixel_values_are_the_processors(name: str, tmp_path: Path, rng: np.rand
         ours = again(PIL.Image.fromarray(image))
         steps = np.abs(ours - theirs.reshape(ours.shape)) / (again.scale / min(again.std))
         assert steps.mean() < 0.5
-        # Where noise overshoots, in another order of the two passes; 16.0 was seen.
-        assert steps.max() < 24
+        # Where noise overshoots, in another order of the two passes; CLIP's reached 20.4 in 180 draws, all others 6.6.
+        assert steps.max() < (24 if name == "clip" else 16)
 
 
 def words() -> Any:
