@@ -3,6 +3,8 @@ NumPy, so that the device needs no transformers. Files need Pillow."""
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +34,8 @@ def _lanczos(x: np.ndarray) -> np.ndarray:
     return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
 
 
+#: Pixels of an edge, more than any encoder takes.
+LARGEST = 1 << 13
 #: Kernels by name. Where an image shrinks they widen with the step, as Pillow's do.
 KERNELS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "bilinear": _linear,
@@ -87,14 +91,25 @@ class Preprocessing:
         try:
             patches = None if found["patches"] is None else Patches(**found["patches"])
             made = cls(**{**found, "patches": patches})
-            channels = len(made.mean), len(made.std)
-            if made.resample not in KERNELS or channels != (3, 3) or min(made.height, made.width) < 1:
-                raise ValueError(f"{made}")
+            made._check()
         except (TypeError, ValueError, KeyError) as error:
             raise BuilderError(
                 MODEL_AT_FAULT, f"components.json: its preprocessing of images cannot be read ({error})"
             ) from error
         return made
+
+    def _check(self) -> None:
+        """Raises ValueError or TypeError for what describes no image processor: anybody may have written it."""
+        sizes = [self.height, self.width, *([] if self.shortest is None else [self.shortest])]
+        sizes += [] if self.patches is None else [self.patches.size, self.patches.merge, self.patches.temporal]
+        if wrong := [size for size in sizes if type(size) is not int or not 1 <= size <= LARGEST]:
+            raise ValueError(f"a size is {reprlib.repr(wrong[0])}, expected 1 to {LARGEST}")
+        if self.resample not in KERNELS:
+            raise ValueError(f"resample is {reprlib.repr(self.resample)}, expected {', '.join(KERNELS)}")
+        if (len(self.mean), len(self.std)) != (3, 3):
+            raise ValueError("mean and std are expected to have a number for each of three channels")
+        if not all(math.isfinite(number) for number in (self.scale, *self.mean, *self.std)) or 0 in self.std:
+            raise ValueError("scale, mean and std are expected to be finite, and no std to be 0")
 
     def _middle(self, pixels: np.ndarray, shortest: int) -> np.ndarray:
         height, width = pixels.shape[:2]

@@ -14,6 +14,7 @@ import numpy as np
 
 from trt_nvfp4.builder.components.images import Patches, Preprocessing
 from trt_nvfp4.builder.export.huggingface import quiet
+from trt_nvfp4.common.tokenizers import render_chats
 
 #: One image is one run of the encoder: no tiles beside the whole image.
 _WHOLE = {"do_image_splitting": False, "crop_to_patches": False, "do_pan_and_scan": False}
@@ -144,6 +145,6 @@ def _texts(processor: Any) -> list[str]:
     if getattr(processor, "chat_template", None):
         content = [{"type": "image"}, {"type": "text", "text": _MARK}]
         chat = [{"role": "user", "content": content}]
-        return [processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)]
+        return render_chats(processor, [chat], add_generation_prompt=True)
     token = getattr(processor, "image_token", None)
     return [_MARK] if token is None else [_MARK, f"{token}\n{_MARK}"]

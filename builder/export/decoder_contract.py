@@ -14,6 +14,7 @@ Where a plan makes one plugin of layers `first` to `last`, their caches are one 
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -122,7 +123,8 @@ class Decoder:
                 raise ValueError(f"version {found['version']}, expected {VERSION}")
             known = {entry.name for entry in fields(cls)}
             decoder = cls(**{name: value for name, value in found.items() if name in known})
-            if {len(decoder.head_dim), len(decoder.value_head_dim), found["layers"]} != {decoder.layers}:
+            decoder._check()
+            if found["layers"] != decoder.layers:
                 raise ValueError("it does not list one entry per layer")
         except (ValueError, TypeError, KeyError) as error:
             raise BuilderError(
@@ -130,6 +132,41 @@ class Decoder:
                 f"the metadata entry {DECODER} cannot be read ({error!r}); export the model again",
             ) from error
         return decoder
+
+    def _check(self) -> None:
+        """Raises ValueError for values that no decoder has: anybody may have written them."""
+        sizes: tuple[object, ...] = (self.kv_heads, self.head_dim, self.value_head_dim)
+        lists = (*sizes, self.eos_token_ids, self.fp8_caches, self.stacked)
+        if not all(isinstance(found, (list, tuple)) for found in lists):
+            raise ValueError("it has a single value where a list is expected")
+        if {len(self.head_dim), len(self.value_head_dim)} != {self.layers} or not self.layers:
+            raise ValueError("it does not list one entry per layer")
+        _check_integers((self.capacity, self.max_batch, self.vocab_size), 1)
+        _check_integers((*self.kv_heads, *self.head_dim, *self.value_head_dim), 1)
+        _check_integers(self.eos_token_ids, -1)
+        _check_integers([size for size in (self.sliding_window, self.recompute_length) if size is not None], 0)
+        texts = (self.cache_dtype, self.tokens, *self.fp8_caches)
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise ValueError(f"it has {reprlib.repr(wrong[0])} in place of a name")
+        if self.tokenizer not in (None, TOKENIZER):
+            raise ValueError(f"its tokenizer is {reprlib.repr(self.tokenizer)}, expected {TOKENIZER!r}")
+        for layers in self.stacked:
+            first, last = layers
+            _check_integers((first, last), 0)
+            if not first <= last < self.layers:
+                raise ValueError(f"caches of the layers {first} to {last} are one tensor, and there are {self.layers}")
+
+
+def _check_integers(values: Sequence[object], least: int) -> None:
+    for value in values:
+        if type(value) is not int or not least <= value < 1 << 31:
+            raise ValueError(f"it has {reprlib.repr(value)} in place of an integer of at least {least}")
+
+
+def end_ids(stated: object) -> list[int]:
+    """The tokens that end a text, as configurations state them: one or a list. What can be none is left out."""
+    found = stated if isinstance(stated, (list, tuple)) else [stated]
+    return [token for token in found if type(token) is int and 0 <= token < 1 << 31]
 
 
 def decoder_of(model: onnx.ModelProto) -> Decoder | None:
@@ -141,5 +178,9 @@ def decoder_of(model: onnx.ModelProto) -> Decoder | None:
     # A rewritten model's inputs say which caches its plan made one tensor, and which FP8.
     stacked = [layers for value in model.graph.input if (layers := stacked_layers(value.name)) is not None]
     decoder = replace(decoder, stacked=stacked)
+    try:
+        decoder._check()
+    except ValueError as error:
+        raise BuilderError(MODEL_AT_FAULT, f"an input's name does not fit the metadata {DECODER}: {error}") from error
     bytes_ = {value.name for value in model.graph.input if value.type.tensor_type.elem_type == INT8}
     return replace(decoder, fp8_caches=[name for name in decoder.caches if name in bytes_])

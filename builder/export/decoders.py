@@ -19,6 +19,7 @@ from trt_nvfp4.builder.export.decoder_contract import (
     TOKENIZER,
     CacheOptions,
     Decoder,
+    end_ids,
 )
 from trt_nvfp4.builder.export.decoder_rope import switch_length
 from trt_nvfp4.builder.export.decoder_step import WAYS, Step
@@ -105,4 +106,4 @@ def end_tokens(model: Any) -> list[int]:
     """The tokens that end a text, by the generation config or else the model's own."""
     configs = (getattr(model, "generation_config", None), model.config)
     found: Any = next((ids for config in configs if (ids := getattr(config, "eos_token_id", None)) is not None), [])
-    return list(found) if isinstance(found, (list, tuple)) else [int(found)]
+    return end_ids(found)

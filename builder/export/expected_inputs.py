@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.export.checkpoints.stated_size import bounded_modules
 from trt_nvfp4.builder.export.decoder_contract import IDS, NEW_LENGTH, PAST_LENGTH, CacheOptions
-from trt_nvfp4.builder.export.huggingface import check_kind, generates, images_of, longest_sequence, quiet
+from trt_nvfp4.builder.export.huggingface import check_config, check_kind, generates, images_of, longest_sequence, quiet
 from trt_nvfp4.builder.export.loading import class_of
 from trt_nvfp4.calibration.samples.samples import InputSpec
 
@@ -36,11 +38,14 @@ def expected_inputs(directory: Path, task: str, cache: CacheOptions) -> Expected
     import torch
     import transformers
 
-    with quiet():
+    check_config(directory)
+    with quiet(), bounded_modules(directory):
         try:
             config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
             with torch.device("meta"):
                 model = class_of(config, transformers)(config)
+        except BuilderError:
+            raise
         except Exception:  # of any kind: loading, which comes next, says what is wrong
             return None
         check_kind(directory, model)

@@ -23,6 +23,7 @@ from trt_nvfp4.builder.export.loading import EXPORT_IT, load_directory
 from trt_nvfp4.builder.onnx_file import EXPORTED
 from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.common.json_text import read_json
+from trt_nvfp4.common.model_config import check_counts
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -51,6 +52,7 @@ def longest_sequence(directory: Path, trust_remote_code: bool = False) -> int | 
     anything else."""
     if not is_model_directory(directory):
         return None
+    check_config(directory)
     import transformers
 
     with quiet():
@@ -202,13 +204,23 @@ def load_model(
     return loaded.model, loaded.absent
 
 
-def _check_files(directory: Path) -> None:
+def check_config(directory: Path) -> None:
+    """Raise BuilderError (model) for a configuration that is none, or asks for more layers or the like than there are
+    in any model."""
     try:
         config = read_json(directory / "config.json")
     except ValueError as error:
         raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: not JSON ({error})") from error
+    try:
+        check_counts(config)
+    except ValueError as error:
+        raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: {error}; correct it") from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: no model_type, so not a transformers model")
+
+
+def _check_files(directory: Path) -> None:
+    check_config(directory)
     for index in sorted(directory.glob("*.index.json")):
         _check_index(directory, index)
     for file in sorted([*directory.glob("*.safetensors"), *directory.glob("*.bin"), *directory.glob("*.json")]):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
 from trt_nvfp4.builder.export.checkpoints.directory import QuantizedDirectory, held_tensors
+from trt_nvfp4.builder.export.checkpoints.stated_size import check_size
 from trt_nvfp4.builder.export.deferred import read_small
 from trt_nvfp4.builder.export.unused_tensors import check_all_used
 
@@ -48,6 +49,8 @@ def load_directory(directory: Path, transformers: Any, trust_remote_code: bool) 
             f"{transformers.__version__} does not have; install the version that has it, or {EXPORT_IT}",
         )
     loader = getattr(transformers, own or next(iter(known), "AutoModel"))
+    if own is None:
+        check_size(directory, _concrete(loader, config, None), config)
     of_loading = {"config": config, "ignore_mismatched_sizes": True, "output_loading_info": True}
     model: Any
     if held is None:

@@ -12,7 +12,7 @@ from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.patterns.attention.types import DecoderError
 
 from ..errors import MODEL_AT_FAULT, BuilderError
-from .decoder_contract import CAPACITY, DECODER, TOKENIZER, Decoder
+from .decoder_contract import CAPACITY, DECODER, TOKENIZER, Decoder, end_ids
 from .tokenizer_files import copy_tokenizer
 
 # How the contract spells types of caches.
@@ -67,7 +67,7 @@ def _eos(folder: Path, config: dict[str, Any]) -> list[int]:
     for found in (_json(folder / "generation_config.json"), genai, config):
         ids = found.get("eos_token_id") if isinstance(found, dict) else None
         if ids is not None:
-            return [int(token) for token in (ids if isinstance(ids, list) else [ids])]
+            return end_ids(ids)
     return []
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.common.replacing import replacing
 
 # config.json: transformers finds the tokenizer's class by it where tokenizer_config.json names none.
@@ -33,12 +35,18 @@ def tokenizer_files(directory: Path) -> list[Path]:
 
 def copy_tokenizer(directory: Path, destination: Path) -> Path | None:
     """Copy the tokenizer's files, and the configurations that belong to them, into the folder `destination`; None
-    where the directory has no tokenizer."""
+    where the directory has no tokenizer. Raises BuilderError (model) for links that leave the directory."""
     files = tokenizer_files(directory)
     if not files:
         return None
+    files += [file for name in _BESIDE if (file := directory / name).is_file()]
+    try:
+        for file in files:
+            inside(directory, file.name)
+    except ValueError as error:
+        raise BuilderError(MODEL_AT_FAULT, str(error)) from error
     destination.mkdir(parents=True, exist_ok=True)
-    for file in (*files, *(directory / name for name in _BESIDE if (directory / name).is_file())):
+    for file in files:
         with replacing(destination / file.name) as temporary:
             shutil.copyfile(file, temporary)
     return destination

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trt_nvfp4.common.tokenizers import try_out
+from trt_nvfp4.common.limited import LimitError
+from trt_nvfp4.common.tokenizers import TemplateError, load_tokenizer, render_chats, tokenized
 
 from ..errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
 
@@ -25,20 +26,21 @@ class Tokenizer:
                 "the model's tokenizer there, or name its folder with --tokenizer",
             )
         try:
-            import transformers
+            self._tokenizer = load_tokenizer(folder)
         except ImportError as error:
             raise BuilderError(UNAVAILABLE, f"text needs transformers: pip install transformers ({error})") from error
-        try:
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-            try_out(self._tokenizer)
         except Exception as error:  # transformers raises many kinds for a broken tokenizer
             raise BuilderError(MODEL_AT_FAULT, f"{folder}: transformers cannot load its tokenizer: {error}") from error
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """The text's tokens. `special_tokens`: with those that the tokenizer adds, such as one at the beginning."""
-        return [int(token) for token in self._tokenizer(text, add_special_tokens=special_tokens)["input_ids"]]
+        """The text's tokens. `special_tokens`: with those that the tokenizer adds, such as one at the beginning. Raises
+        BuilderError (model) for a tokenizer that comes to no end."""
+        tokenize = self._tokenizer
+        try:
+            found = tokenized(lambda: list(tokenize(text, add_special_tokens=special_tokens)["input_ids"]), len(text))
+        except LimitError as error:
+            raise BuilderError(MODEL_AT_FAULT, f"{self._folder}: its tokenizer fails: {error}") from error
+        return [int(token) for token in found]
 
     def check_chat(self) -> None:
         """Raise BuilderError (usage) without a chat template."""
@@ -54,14 +56,11 @@ class Tokenizer:
         without a chat template, (model) where it fails."""
         self.check_chat()
         try:
-            # transformers renders it in Jinja's sandbox.
-            rendered = self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
-            )
-        except Exception as error:  # Jinja's errors, and whatever the template raises
+            (rendered,) = render_chats(self._tokenizer, [[{"role": "user", "content": text}]], True)
+        except (TemplateError, LimitError) as error:
             raise BuilderError(MODEL_AT_FAULT, f"{self._folder}: its chat template fails: {error}") from error
         # Templates write the special tokens themselves.
-        return [int(token) for token in self._tokenizer(rendered, add_special_tokens=False)["input_ids"]]
+        return self.encode(rendered, special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, without special ones."""

@@ -19,7 +19,8 @@ import onnx
 
 from trt_nvfp4 import plugins
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
-from trt_nvfp4.builder.export.decoder_contract import decoder_of
+from trt_nvfp4.builder.export.decoder_contract import TOKENIZER, decoder_of
+from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
 from trt_nvfp4.builder.inputs.shapes import Profile
 from trt_nvfp4.builder.onnx_file import check_plan, read, rewritten_by
 from trt_nvfp4.builder.targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target
@@ -53,7 +54,7 @@ MODULES = (
 #: Those that a decoder's generate.py runs, beside these and NumPy.
 GENERATE_MODULES = (
     *(f"builder/tensorrt/{name}.py" for name in ("bound_weights", "load", "runtime_cache")),
-    *("common/cache_names.py", "common/tokenizers.py"),
+    *(f"common/{name}.py" for name in ("cache_names", "limited", "model_config", "tokenizers")),
     *("builder/export/__init__.py", "builder/export/decoder_contract.py"),
     *(
         f"builder/generate/{name}.py"
@@ -196,7 +197,7 @@ def write_folder(
     decoder = decoder_of(proto)
     _write_scripts(folder, generates=keep and decoder is not None and decoder.alone)
     if keep and decoder is not None and decoder.tokenizer is not None:
-        shutil.copytree(model.parent / decoder.tokenizer, folder / decoder.tokenizer)
+        copy_tokenizer(model.parent / TOKENIZER, folder / TOKENIZER)
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     # Every build adds to it, so that no checksum holds.
     if timing_cache is not None and timing_cache.exists():

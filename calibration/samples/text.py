@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 from trt_nvfp4.calibration.samples import chats
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.json_text import read_json
-from trt_nvfp4.common.tokenizers import try_out
+from trt_nvfp4.common.limited import LimitError
+from trt_nvfp4.common.tokenizers import load_tokenizer, tokenized
 
 # Of files that are read here.
 SUFFIXES = (".txt", ".jsonl")
@@ -48,16 +49,13 @@ def tokenize(
     longest = min(_LONGEST, limit) if isinstance(limit, int) and limit > 0 else _LONGEST
     longest = min(longest, capacity or longest)
     samples = []
-    for paragraph, is_chat in paragraphs:
-        # Chat templates write the special tokens themselves.
-        for piece in _pieces(tokenizer, paragraph, longest, add_special_tokens=not is_chat):
-            tokens = len(piece["input_ids"])
-            piece |= {"position_ids": np.arange(tokens), "past_length": np.array(0), "new_length": np.array(tokens)}
-            if missing := sorted(set(inputs) - set(piece)):
-                raise CalibrationError(
-                    f"{file}: text cannot give the model's input '{missing[0]}'; give arrays instead"
-                )
-            samples.append({name: piece[name].astype(dtype)[None] for name, dtype in inputs.items()})
+    for lists in _all_pieces(directory, tokenizer, paragraphs, longest):
+        piece = {name: np.asarray(values) for name, values in lists.items()}
+        tokens = len(piece["input_ids"])
+        piece |= {"position_ids": np.arange(tokens), "past_length": np.array(0), "new_length": np.array(tokens)}
+        if missing := sorted(set(inputs) - set(piece)):
+            raise CalibrationError(f"{file}: text cannot give the model's input '{missing[0]}'; give arrays instead")
+        samples.append({name: piece[name].astype(dtype)[None] for name, dtype in inputs.items()})
     largest = max((int(sample["input_ids"].max(initial=0)) for sample in samples if "input_ids" in sample), default=0)
     vocabulary = config.get("vocab_size")
     if isinstance(vocabulary, int) and largest >= vocabulary:
@@ -114,8 +112,22 @@ def _check_known(file: Path, directory: Path | None, tokenizer: Any, samples: li
         )
 
 
-def _pieces(tokenizer: Any, paragraph: str, longest: int, add_special_tokens: bool) -> Iterator[dict[str, np.ndarray]]:
-    """Whole pieces of a paragraph, special tokens included, of at most `longest` tokens: arrays [tokens] by name."""
+def _all_pieces(
+    directory: Path | None, tokenizer: Any, paragraphs: Sequence[tuple[str, bool]], longest: int
+) -> list[dict[str, list[int]]]:
+    """Of all paragraphs; each says whether it is a chat, whose template writes the special tokens itself."""
+
+    def pieces() -> list[dict[str, list[int]]]:
+        return [piece for text, is_chat in paragraphs for piece in _pieces(tokenizer, text, longest, not is_chat)]
+
+    try:
+        return list(tokenized(pieces, sum(len(text) for text, _ in paragraphs)))
+    except LimitError as error:
+        raise CalibrationError(f"{directory}: its tokenizer fails: {error}") from error
+
+
+def _pieces(tokenizer: Any, paragraph: str, longest: int, add_special_tokens: bool) -> Iterator[dict[str, list[int]]]:
+    """Whole pieces of a paragraph, special tokens included, of at most `longest` tokens: lists of numbers by name."""
     if tokenizer.is_fast:
         pieces = tokenizer(
             paragraph,
@@ -125,14 +137,14 @@ def _pieces(tokenizer: Any, paragraph: str, longest: int, add_special_tokens: bo
             add_special_tokens=add_special_tokens,
         )
         for i in range(len(pieces["input_ids"])):
-            yield {name: np.asarray(pieces[name][i]) for name in pieces if name != "overflow_to_sample_mapping"}
+            yield {name: list(pieces[name][i]) for name in pieces if name != "overflow_to_sample_mapping"}
         return
     # Tokenizers written in Python return the first piece only.
     tokens = tokenizer(paragraph, add_special_tokens=False)["input_ids"]
     step = longest - (tokenizer.num_special_tokens_to_add() if add_special_tokens else 0)
     for start in range(0, len(tokens), step):
         piece = tokenizer.prepare_for_model(tokens[start : start + step], add_special_tokens=add_special_tokens)
-        yield {name: np.asarray(values) for name, values in piece.items()}
+        yield {name: list(values) for name, values in piece.items()}
 
 
 def _tokenizer(file: Path, directory: Path | None, trust_remote_code: bool) -> Any:
@@ -141,15 +153,9 @@ def _tokenizer(file: Path, directory: Path | None, trust_remote_code: bool) -> A
         what = "" if directory is None else "put the tokenizer's files there, or "
         raise CalibrationError(f"{file}: text needs the model's tokenizer, and {where}; {what}give arrays (.npz)")
     try:
-        import transformers
+        return load_tokenizer(directory, trust_remote_code)
     except ImportError as error:
         raise CalibrationError(f"{file}: text needs transformers: pip install transformers ({error})") from error
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            directory, local_files_only=True, use_fast=True, trust_remote_code=trust_remote_code
-        )
-        try_out(tokenizer)
-        return tokenizer
     except Exception as error:  # transformers raises many kinds for a broken tokenizer
         reason = (
             "it has Python code of its own, which runs only with --trust-remote-code; read it first, or give .npz"

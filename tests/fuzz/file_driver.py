@@ -17,7 +17,6 @@ import logging
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import struct
@@ -35,7 +34,7 @@ from typing import Any
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from fuzz.driver import DEFECT, HANGS, MEMORY, Outcome
+from fuzz.driver import DEFECT, HANGS, LARGE, Outcome, ending, limit_memory
 from fuzz.files import KINDS, write
 
 from trt_nvfp4.builder import errors
@@ -198,18 +197,18 @@ def attack(seed: int, seconds: float, count: int, folder: Path) -> Outcome:
 
 
 def _how(error: BaseException) -> tuple[str, str]:
-    """The exit code, and what is wrong with the failure, if anything."""
+    """How a command would end, and what is wrong with the failure, if anything."""
     if isinstance(error, TimeoutError) and str(error) == HANGS:
         return HANGS, traceback.format_exc()
-    code = errors.exit_code(error)
-    if code is None or isinstance(error, KeyboardInterrupt):
-        return DEFECT, traceback.format_exc()
+    how = ending(error)
+    if how in (DEFECT, LARGE) or isinstance(error, KeyboardInterrupt):
+        return how, traceback.format_exc()
     text = errors.printable(errors.message(error))
     if len(text) > LONGEST_MESSAGE:
         return DEFECT, f"a message of {len(text)} characters: {text[:200]}"
     if re.search("[\x00-\x08\x0b-\x1f\x7f]", text):
         return DEFECT, f"raw control characters: {text!r}"
-    return f"exit code {code}", ""
+    return how, ""
 
 
 @contextlib.contextmanager
@@ -230,7 +229,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(2**31))
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    limit_memory()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with tempfile.TemporaryDirectory() as folder:
         outcome = attack(arguments.seed, arguments.seconds, arguments.count, Path(folder))

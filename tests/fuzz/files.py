@@ -11,16 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import torch
-from fuzz.models import models
+from fuzz.models import HEAD, models
 from safetensors.torch import save_file
 from weights_files import written
 
+from onnx_models.tiny_decoder import TinyDecoder
 from trt_nvfp4.builder.bench.result import check_destination
+from trt_nvfp4.builder.components.images import Preprocessing
 from trt_nvfp4.builder.components.manifest import Flow, Loop, Manifest, Part, Port
+from trt_nvfp4.builder.components.pipeline import Pipeline
 from trt_nvfp4.builder.components.source import is_of_parts
 from trt_nvfp4.builder.export.adapter import Adapter
+from trt_nvfp4.builder.export.decoder_contract import CacheOptions
+from trt_nvfp4.builder.export.decoders import end_tokens
+from trt_nvfp4.builder.export.expected_inputs import expected_inputs
+from trt_nvfp4.builder.export.huggingface import load_model
+from trt_nvfp4.builder.generate.caches import cache_shapes
+from trt_nvfp4.builder.generate.onnx_runner import checked_decoder
 from trt_nvfp4.builder.generate.tensorrt_runner import decoder_beside
+from trt_nvfp4.builder.parallel.manifest import RANK, RankFolder, note
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.report import html, inspection
 from trt_nvfp4.builder.targets import TARGETS
@@ -32,6 +44,13 @@ from trt_nvfp4.common import nvfp4
 
 SPECS = {"x": InputSpec(("batch", 4), np.dtype(np.float32)), "n": InputSpec(("batch",), np.dtype(np.int64))}
 IDS = {name: InputSpec(("batch", "sequence"), np.dtype(np.int64)) for name in ("input_ids", "attention_mask")}
+VISION = """
+g (float[images, 3, 4, 4] pixel_values) => (float[images, 3] image_embeds) {
+    axes = Constant<value_ints = [2, 3]>()
+    a = ReduceMean<keepdims = 0>(pixel_values, axes)
+    image_embeds = LpNormalization<axis = 1>(a)
+}
+"""
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 
@@ -88,6 +107,30 @@ def _bundle(folder: Path) -> None:
     decoder_beside(folder / "bundle" / "o.engine")
 
 
+def _decoder(folder: Path) -> None:
+    """Metadata of a decoder's caches, in an ONNX file, a bundle's manifest and a rank."""
+    model = onnx.load(folder / "ranks" / "rank0.rewritten.onnx", load_external_data=False)
+    model.metadata_props[0].value = (folder / "decoder.json").read_text(errors="replace")
+    cache_shapes(checked_decoder(model, folder / "decoder.json"), 2)
+
+
+def _ranks(folder: Path) -> None:
+    inspection.inspect(folder / "ranks")
+    RankFolder.read(folder / "ranks").models()
+
+
+def _loaded(folder: Path) -> None:
+    """A model's directory: what is read of it before it is exported."""
+    expected_inputs(folder / "model", "auto", CacheOptions())
+    model, _ = load_model(folder / "model")
+    end_tokens(model)
+
+
+def _run_parts(folder: Path) -> None:
+    with Pipeline(folder / "vision", runner="onnxruntime") as pipeline:
+        pipeline.embed(images=[np.zeros((6, 8, 3), np.uint8)])
+
+
 KINDS = {
     "plan": Kind("o.plan.yaml", _plan),
     "report": Kind("o.report.json", _page),
@@ -105,6 +148,14 @@ KINDS = {
     "Polygraphy's samples": Kind("inputs.json", lambda folder: _consumed(folder / "inputs.json", SPECS)),
     "chats": Kind("chats.jsonl", lambda folder: _consumed(folder / "chats.jsonl", IDS, folder / "tokenizer")),
     "configuration": Kind("config.json", is_of_parts),
+    "decoder": Kind("decoder.json", _decoder),
+    "ranks": Kind("ranks/parallel.json", _ranks),
+    "a rank": Kind("ranks/rank1.rewritten.onnx", _ranks),
+    "pair of encoders": Kind("vision/components.json", _run_parts),
+    "a part": Kind("vision/vision.onnx", _run_parts),
+    "model's configuration": Kind("model/config.json", _loaded),
+    "model's generation": Kind("model/generation_config.json", _loaded),
+    "model's weights": Kind("model/model.safetensors", _loaded),
     **{
         file: Kind(f"tokenizer/{file}", lambda folder: _consumed(folder / "chats.jsonl", IDS, folder / "tokenizer"))
         for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
@@ -136,6 +187,34 @@ def write(folder: Path) -> None:
 
     save_json([{"x": rng.random((2, 4), np.float32), "n": np.ones(2, np.int64)}], str(folder / "inputs.json"))
     _write_texts(folder)
+    _write_models(folder)
+
+
+def _write_models(folder: Path) -> None:
+    import transformers
+
+    tiny = TinyDecoder(np.random.default_rng(0))
+    (folder / "decoder.json").write_text(tiny.decoder.json())
+    (ranks := folder / "ranks").mkdir()
+    RankFolder(ranks, "ada", 2).save()
+    for rank in range(2):
+        path = tiny.save(ranks / f"rank{rank}.rewritten.onnx")
+        proto = onnx.load(path)
+        proto.metadata_props.add(key=RANK, value=note(rank, 2, "tiny"))
+        onnx.save(proto, path)
+    (vision := folder / "vision").mkdir()
+    onnx.save(onnx.parser.parse_model(HEAD + VISION), vision / "vision.onnx")
+    size = ("images", 3, 4, 4)
+    part = Part("vision", {"pixel_values": Port("float32", size)}, {"image_embeds": Port("float32", ("images", 3))})
+    shape = Preprocessing(4, 4, "bicubic", 1 / 255, [0.5] * 3, [0.5] * 3, 4)
+    settings = {"embeds": {"longest": 8, "padding": 0}, "preprocessing": shape.json(), "no_preprocessing": None}
+    Manifest("run", [part], (), settings).save(vision)
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    model = transformers.LlamaForCausalLM(config)
+    model.generation_config.eos_token_id = [1, 2]
+    model.save_pretrained(folder / "model")
 
 
 def _write_tensors(folder: Path, rng: np.random.Generator) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import onnx
 from onnx import numpy_helper, parser
+
+from onnx_models.tiny_decoder import TinyDecoder
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'
 PLAIN = """
@@ -59,6 +64,34 @@ g (float[4, 32] x, bool[] c) => (float[4, 32] y, float[4, 64] z) {
 <domain: "of.mine", opset_import: ["": 21]>
 Twice (i) => (o) { r = Relu(i)  o = Add(r, r) }
 """
+# Two of three experts, each given its share of the sum.
+MOE = """
+g (float[batch, 32] x) => (float[batch, 32] y) {
+    [router] r = MatMul(x, wr)
+    [scores] p = Softmax<axis = -1>(r)
+    [top] v, i = TopK<axis = -1>(p, k)
+    [total] t = ReduceSum<keepdims = 1>(v, last)
+    [share] n = Div(v, t)
+    [shape] s = Shape(p)
+    [none] z = ConstantOfShape(s)
+    [spread] w = ScatterElements<axis = -1>(z, i, n)
+    [split] c0, c1, c2 = Split<axis = -1, num_outputs = 3>(w)
+    [up0] u0 = MatMul(x, a0)
+    [act0] h0 = Relu(u0)
+    [down0] d0 = MatMul(h0, b0)
+    [weigh0] e0 = Mul(d0, c0)
+    [up1] u1 = MatMul(x, a1)
+    [act1] h1 = Relu(u1)
+    [down1] d1 = MatMul(h1, b1)
+    [weigh1] e1 = Mul(d1, c1)
+    [up2] u2 = MatMul(x, a2)
+    [act2] h2 = Relu(u2)
+    [down2] d2 = MatMul(h2, b2)
+    [weigh2] e2 = Mul(d2, c2)
+    [sum0] s0 = Add(e0, e1)
+    [sum1] y = Add(s0, e2)
+}
+"""
 
 
 def models() -> dict[str, onnx.ModelProto]:
@@ -85,4 +118,11 @@ def models() -> dict[str, onnx.ModelProto]:
     for tensor in plain.graph.initializer:  # in the field of its type, not as bytes
         values = numpy_helper.to_array(tensor)
         typed.graph.initializer.append(onnx.helper.make_tensor(tensor.name, 1, values.shape, values.reshape(-1)))
-    return {"plain": plain, "typed": typed, "gated": gated, "nested": nested}
+    experts = {f"{part}{e}": shape for e in range(3) for part, shape in (("a", (32, 16)), ("b", (16, 32)))}
+    moe = weights(parser.parse_model(HEAD + MOE), np.float32, wr=(32, 3), **experts)
+    for name, value in (("k", [2]), ("last", [-1])):
+        moe.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    with tempfile.TemporaryDirectory() as folder:
+        decoder = onnx.load(TinyDecoder(rng).save(Path(folder) / "m.onnx"))
+    dense = {"plain": plain, "typed": typed, "gated": gated, "nested": nested}
+    return dense | {"moe": moe, "decoder": decoder}

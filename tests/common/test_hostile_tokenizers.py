@@ -1,0 +1,104 @@
+"""Chat templates and tokenizers without an end, or larger than the memory: one message, in commands and calibration."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.generate import tokenizer as generating
+from trt_nvfp4.calibration.samples.samples import InputSpec, load_samples
+from trt_nvfp4.common import tokenizers
+from trt_nvfp4.common.errors import CalibrationError
+
+IDS = {"input_ids": InputSpec(("batch", "sequence"), np.dtype(np.int64))}
+CHAT = {"messages": [{"role": "user", "content": "one two"}]}
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+# A row of x that is followed by what no text has: tried in as many ways as there are to part it.
+PATTERN = "(x+x+)+y"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tokenizers, "_SECONDS", 20)
+    write(tmp_path, pre_tokenizers.Whitespace())
+    return tmp_path
+
+
+def write(folder: Path, splitting: pre_tokenizers.PreTokenizer) -> None:
+    words = {word: number for number, word in enumerate(["[UNK]", "user", ":", "one", "two"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = splitting
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chats.jsonl").write_text(json.dumps({"text": "two"}) + "\n" + json.dumps(CHAT))
+
+
+def refused(folder: Path, words: str) -> None:
+    """Both by `generate --chat` and as calibration data."""
+    started = time.monotonic()
+    with pytest.raises(BuilderError, match=f"its chat template fails: .*{words}") as failure:
+        generating.Tokenizer(folder).encode_chat("one two")
+    assert failure.value.exit_code == MODEL_AT_FAULT
+    with pytest.raises(CalibrationError, match=f"chats.jsonl.*template.*{words}"):
+        load_samples(folder / "chats.jsonl", IDS, folder)
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (LOOPS, "does not end within 2 s"),
+        ("{{ 10 ** (10 ** 10) }}", "does not end within 2 s"),  # one operation, which no signal interrupts
+        ("{{ 'a' * 10 ** 12 }}", "more than 2 GB of memory"),
+        ("{% set found = namespace(x='a' * 10 ** 8) %}{% for a in range(40) %}{% set found.x = found.x ~ found.x %}"
+         "{% endfor %}", "more than 2 GB of memory"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "recursion|nested|parentheses"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ],
+    ids=["loops", "power", "product", "doubled", "nested", "raises", "unsafe"],
+)  # fmt: skip
+def test_templates(folder: Path, template: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "does not end" in words:
+        monkeypatch.setattr(tokenizers, "_SECONDS", 2)
+    (folder / "chat_template.jinja").write_text(template)
+    refused(folder, words)
+
+
+def test_sound_templates(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}")
+    assert generating.Tokenizer(folder).encode_chat("one two") == [1, 2, 3, 4]
+    plain, chat = (sample["input_ids"].tolist() for sample in load_samples(folder / "chats.jsonl", IDS, folder))
+    assert (plain, chat) == ([[4]], [[1, 2, 3, 4]])
+
+
+def test_the_line_that_a_template_refuses(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ raise_exception(messages[0].content) }}")
+    with pytest.raises(CalibrationError, match=r"chats.jsonl, line 2: .* refuses it: one two"):
+        load_samples(folder / "chats.jsonl", IDS, folder)
+
+
+def test_patterns(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(folder, pre_tokenizers.Split(Regex(PATTERN), "isolated"))
+    text = "x" * 200
+    with pytest.raises(BuilderError, match="its tokenizer fails: .*retry-limit-in-match over"):
+        generating.Tokenizer(folder).encode(text)
+    (folder / "a.txt").write_text(text)
+    with pytest.raises(CalibrationError, match="its tokenizer fails: .*retry-limit-in-match over"):
+        load_samples(folder / "a.txt", IDS, folder)
+    assert capfd.readouterr().err == "", "what Rust prints of it"
+
+
+def test_configurations_beside(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "num_hidden_layers": 10**9}))
+    with pytest.raises(BuilderError, match="num_hidden_layers is 1000000000"):
+        generating.Tokenizer(folder)
+    with pytest.raises(CalibrationError, match="num_hidden_layers is 1000000000"):
+        load_samples(folder / "chats.jsonl", IDS, folder)

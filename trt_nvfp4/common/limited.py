@@ -1,0 +1,95 @@
+"""Runs what a stranger's file makes arbitrarily long or large in a process of its own, which is ended beyond limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+#: Bytes that the process may take beside what this one has.
+MEMORY = 2 << 30
+# Bytes of a result.
+_LARGEST = 1 << 30
+
+
+class LimitError(Exception):
+    """The time or the memory did not suffice, the process died, or what ran there raised an error; says which."""
+
+
+def limited(function: Callable[[], Any], seconds: float) -> Any:
+    """What `function` returns, as JSON has it. It runs in a fork of this process, so that nothing that it changes
+    lasts, and should compute in Python, or on one thread, alone: no other thread goes on there.
+
+    Raises LimitError.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _run(function, writer)
+    os.close(writer)
+    try:
+        answer = _read(reader, seconds)
+    finally:
+        os.close(reader)
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    if answer is None:
+        raise LimitError(f"it does not end within {seconds:.0f} s")
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        raise LimitError(f"its process ended early ({_ending(status)})") from None
+    if "failure" in found:
+        raise LimitError(found["failure"])
+    return found["result"]
+
+
+def _run(function: Callable[[], Any], writer: int) -> None:
+    """In the fork, which ends here."""
+    # Its threads are not there; it would wait for them, or say so on stderr.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what panics in Rust prints
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        limit = pages * resource.getpagesize() + MEMORY
+        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        answer = json.dumps({"result": function()})
+    except MemoryError:
+        answer = json.dumps({"failure": f"it takes more than {MEMORY >> 30} GB of memory"})
+    except BaseException as error:  # it says all that it can, and ends
+        answer = json.dumps({"failure": str(error) or type(error).__name__})
+    try:
+        with os.fdopen(writer, "wb") as file:
+            file.write(answer.encode())
+    finally:
+        os._exit(0)
+
+
+def _read(reader: int, seconds: float) -> bytes | None:
+    """All that comes; None where it does not end in time."""
+    deadline, parts, size = time.monotonic() + seconds, [], 0
+    while size <= _LARGEST:
+        ready, _, _ = select.select([reader], [], [], max(deadline - time.monotonic(), 0))
+        if not ready:
+            return None
+        part = os.read(reader, 1 << 20)
+        if not part:
+            break
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
+
+
+def _ending(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return signal.Signals(os.WTERMSIG(status)).name
+    return f"status {os.WEXITSTATUS(status)}"
