@@ -88,10 +88,10 @@ def test_the_line_that_a_template_refuses(folder: Path) -> None:
 def test_patterns(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write(folder, pre_tokenizers.Split(Regex(PATTERN), "isolated"))
     text = "x" * 200
-    with pytest.raises(BuilderError, match="its tokenizer fails: .*retry-limit-in-match over"):
+    with pytest.raises(BuilderError, match=r"its tokenizer fails: .*retry-limit-in-match over"):
         generating.Tokenizer(folder).encode(text)
     (folder / "a.txt").write_text(text)
-    with pytest.raises(CalibrationError, match="its tokenizer fails: .*retry-limit-in-match over"):
+    with pytest.raises(CalibrationError, match=r"its tokenizer fails: .*retry-limit-in-match over"):
         load_samples(folder / "a.txt", IDS, folder)
     assert capfd.readouterr().err == "", "what Rust prints of it"
 
