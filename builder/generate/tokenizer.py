@@ -63,8 +63,13 @@ class Tokenizer:
         return self.encode(rendered, special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, without special ones."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        """The text of tokens, without special ones. Raises BuilderError (model) for a tokenizer that fails."""
+        try:
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # Rust's, which is no Exception, and can be had by name alone
+                raise
+            raise BuilderError(MODEL_AT_FAULT, f"{self._folder}: its tokenizer fails: {error}") from error
 
 
 class TextStream:

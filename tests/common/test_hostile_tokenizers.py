@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
 from trt_nvfp4.builder.generate import tokenizer as generating
@@ -94,6 +94,15 @@ def test_patterns(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CalibrationError, match=r"its tokenizer fails: .*retry-limit-in-match over"):
         load_samples(folder / "a.txt", IDS, folder)
     assert capfd.readouterr().err == "", "what Rust prints of it"
+
+
+def test_patterns_of_decoders(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens(["x" * 200])
+    tokenizer.decoder = decoders.Replace(Regex(PATTERN), "")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(BuilderError, match=r"its tokenizer fails: .*retry-limit-in-match over"):
+        generating.Tokenizer(folder).decode([5])
 
 
 def test_configurations_beside(folder: Path) -> None:

@@ -8,6 +8,7 @@ import resource
 import select
 import signal
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ def limited(function: Callable[[], Any], seconds: float) -> Any:
     Raises LimitError.
     """
     reader, writer = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, beside other threads
+        child = os.fork()
     if child == 0:
         _run(function, writer)
     os.close(writer)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +34,22 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 32,
 }
+
+WITHOUT_LIBRARIES = """
+import importlib.machinery, sys
+import numpy as np
+finder, found = importlib.machinery.PathFinder, importlib.machinery.PathFinder.find_spec
+missing = "accelerate gptqmodel auto_gptq optimum awq bitsandbytes compressed_tensors torchao kernels".split()
+finder.find_spec = classmethod(lambda cls, name, *rest: None if name.split(".")[0] in missing else found(name, *rest))
+import torch, transformers
+from pathlib import Path
+from trt_nvfp4.builder.export.loading import load_directory
+assert not transformers.utils.is_accelerate_available()
+for directory in sys.argv[1:]:
+    with torch.no_grad():
+        model = load_directory(Path(directory), transformers, False).model
+        np.save(directory + ".npy", model(torch.arange(12)[None]).logits.numpy())
+"""
 
 
 @pytest.fixture
@@ -87,6 +106,20 @@ def test_outputs(name: str, llama: Path, rng: np.random.Generator) -> None:
     whole = quantize_directory(llama, rng, of_all(writer), quantization)
     expected = expected_logits(llama, whole, llama.with_name("whole"))
     np.testing.assert_allclose(loaded_logits(llama), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_libraries_of_formats_are_not_needed(llama: Path, rng: np.random.Generator) -> None:
+    """Without the packages by which transformers reads them: accelerate, gptqmodel, bitsandbytes, ..."""
+    directories, expected = [], []
+    for name in ("gptq 4 act order", "awq", "int8 bitsandbytes", "nf4 bitsandbytes", "int8 torchao"):
+        directory = shutil.copytree(llama, llama.with_name(name))
+        writer, quantization = FORMATS[name]
+        whole = quantize_directory(directory, rng, of_all(writer), quantization)
+        directories.append(str(directory))
+        expected.append(expected_logits(directory, whole, directory.with_name(f"{name} whole")))
+    subprocess.run([sys.executable, "-c", WITHOUT_LIBRARIES, *directories], check=True, timeout=300)
+    for directory, logits in zip(directories, expected, strict=True):
+        np.testing.assert_allclose(np.load(f"{directory}.npy"), logits, rtol=1e-5, atol=1e-5, err_msg=directory)
 
 
 def test_mixture_of_formats_and_experts(experts: Path, rng: np.random.Generator) -> None:
