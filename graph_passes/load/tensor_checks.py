@@ -16,10 +16,12 @@ from trt_nvfp4.common.external_data import tensors
 _TYPED_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 # Two entries of a field hold a complex number; one entry, a byte of 4-bit and 2-bit numbers.
 _COMPLEX = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)
-_PACKED = (
-    *(onnx.TensorProto.INT4, onnx.TensorProto.UINT4, onnx.TensorProto.FLOAT4E2M1),
-    *(onnx.TensorProto.INT2, onnx.TensorProto.UINT2),
-)
+# onnx before 1.20 does not know 2 bits.
+_PACKED = {
+    number
+    for name, number in onnx.TensorProto.DataType.items()
+    if name in ("INT4", "UINT4", "FLOAT4E2M1", "INT2", "UINT2")
+}
 
 
 def check_tensors(proto: onnx.ModelProto) -> None:
