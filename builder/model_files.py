@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def check_model_file(path: Path) -> None:
     if _PYTHON.search(str(path)):
         return
     if not path.exists():
-        hint = ""
+        hint = _meant(path)
         if _HUB_NAME.fullmatch(str(path)) and path.suffix != ".onnx":
             hint = f"; get a model of the Hugging Face Hub by: hf download {path} --local-dir DIR, and give DIR"
         raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file or folder{hint}")
@@ -50,3 +51,13 @@ def check_model_file(path: Path) -> None:
     suffix = next((suffix for magic, suffix in _BY_MAGIC.items() if start.startswith(magic)), path.suffix.lower())
     if suffix in _BY_SUFFIX:
         raise BuilderError(MODEL_AT_FAULT, f"{path}: not an ONNX file, but {_BY_SUFFIX[suffix]}")
+
+
+def _meant(path: Path) -> str:
+    """The file or folder whose name is nearly the one of `path`."""
+    try:
+        names = [beside.name for beside in path.parent.iterdir()]
+    except OSError:  # no folder, or none that may be read
+        return ""
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
+    return f"; did you mean {path.parent / near[0]}?" if near else ""

@@ -54,3 +54,14 @@ def test_a_name_of_the_hub(tmp_path: Path) -> None:
         check_model_file(Path("Qwen/Qwen3-0.6B"))
     with pytest.raises(BuilderError, match=r"gone\.onnx: no such file or folder$"):
         check_model_file(Path("models/gone.onnx"))
+
+
+@pytest.mark.parametrize("given", ["modle.onnx", "model.onx", "Model.onnx", "exprt", "sub/model.onnx"])
+def test_names_with_a_slip(given: str, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").touch()
+    (tmp_path / "export").mkdir()
+    meant = {"exprt": "export", "sub/model.onnx": None}.get(given, "model.onnx")
+    ending = "no such file or folder" if meant is None else f"; did you mean {tmp_path / meant}?"
+    with pytest.raises(BuilderError) as failure:
+        check_model_file(tmp_path / given)
+    assert str(failure.value).endswith(ending)
