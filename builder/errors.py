@@ -91,6 +91,8 @@ def _message(error: BaseException) -> str:
     advice = {
         errno.ENOMEM: f"; {_MORE_MEMORY}",
         errno.ENOSPC: f"; free some space{elsewhere}",
+        errno.EDQUOT: f"; free some space{elsewhere}",
+        errno.EFBIG: f"; raise the limit of a file's size (ulimit -f){elsewhere}",
         errno.EACCES: "; choose a folder you can write to with -o",
         errno.EROFS: "; choose a folder you can write to with -o",
         errno.EEXIST: ", and is no folder, which is needed there; choose another place",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,15 @@ def test_a_disk_that_is_full_and_a_stream_that_is() -> None:
     assert errors.message(OSError(*full, "o.engine")) == f"o.engine: {said}, or write elsewhere with -o"
     assert errors.message(OSError(*full, errors.STDOUT)) == f"stdout: {said}"
     assert errors.message(OSError(*full)) == said
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.EDQUOT, "free some space"), (errno.EFBIG, "raise the limit of a file's size (ulimit -f)")],
+)
+def test_limits_of_a_user(number: int, advice: str) -> None:
+    said = f"{os.strerror(number)}; {advice}, or write elsewhere with -o"
+    assert errors.message(OSError(number, os.strerror(number), "o.engine")) == f"o.engine: {said}"
 
 
 def test_a_folder_that_another_run_made_first(tmp_path: Path) -> None:
