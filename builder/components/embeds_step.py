@@ -79,17 +79,17 @@ class EmbedsStep(torch.nn.Module):
 
 
 def _mask(groups: torch.Tensor | None, past_length: torch.Tensor, capacity: int) -> Callable[..., torch.Tensor]:
-    """transformers' own rule, and beyond it tokens of one group that follow a token, which that sees, too."""
+    """transformers' own rule, and beyond it tokens of one group, which see each other: those that follow, and those
+    that a sliding window has left behind."""
     if groups is None:
         return step_mask
     index = past_length[:, None] + torch.arange(groups.shape[1], device=groups.device)
     everywhere = groups.new_full((groups.shape[0], capacity), -1)
     of_keys = everywhere.scatter(1, index, groups)[:, None, None]
-    keys = torch.arange(capacity, device=groups.device)[None, None, None]
-    ahead = (of_keys == groups[:, None, :, None]) & (of_keys >= 0) & (keys > index[:, None, :, None])
+    together = (of_keys == groups[:, None, :, None]) & (of_keys >= 0)
 
     def mask(**arguments: Any) -> torch.Tensor:
-        return step_mask(**arguments) | ahead
+        return step_mask(**arguments) | together
 
     return mask
 

@@ -180,6 +180,14 @@ class Pipeline:
             raise BuilderError(USAGE, f"images are {list(images.shape)}, expected {expected} ({name})")
         count = 0 if images is None else len(images)
         texts = [list(text) for text in with_features(texts, count, image["token_id"], image["tokens"])]
+        longest = max(map(len, texts), default=0)
+        if longest > runner.longest_step and (count or self.manifest.settings["groups"] == "prompt"):
+            raise BuilderError(
+                USAGE,
+                f"{self.folder}: a prompt has {longest} tokens, those of images included, and one step of the decoder "
+                f"takes {runner.longest_step}: such a prompt cannot be taken in pieces; shorten it, or "
+                "build the model with longer prompts (--max-shapes)",
+            )
         if images is None:
             # The embedding looks no feature up, and takes some all the same.
             shape = tuple(dim if isinstance(dim, int) else 1 for dim in port.shape)

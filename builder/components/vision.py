@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,28 @@ class TiledVision(Vision):
         return None
 
 
+class SizedVision(Vision):
+    """pixel_values [channels, height, width] of one image -> image_features [1, tokens, hidden]: a tower that takes
+    images of any size (Pixtral's), for one size."""
+
+    alone = True
+
+    def __init__(self, model: Any, size: ImageSize | None) -> None:
+        vision, merge = model.config.vision_config, getattr(model.config, "spatial_merge_size", 1)
+        step = vision.patch_size * merge
+        usual = max(min(448, vision.image_size) // step, 1) * step
+        size = _checked(size or ImageSize(usual, usual), vision.patch_size, merge)
+        super().__init__(model, torch.rand(vision.num_channels, size.height, size.width, dtype=_dtype(model)))
+        self.size = (size.height, size.width)
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = self.model.get_image_features(pixel_values=pixels[None], image_sizes=[self.size])
+        return (_stacked(found.pooler_output),)
+
+    def original(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {PIXELS: pixels[None], "image_sizes": torch.tensor([self.size])}
+
+
 class PatchVision(Vision):
     """pixel_values [patches, values of a patch] of one image -> image_features [1, tokens, hidden], and
     deepstack_features.{n} of the same shape. What depends on the image's size alone is constant."""
@@ -109,13 +133,7 @@ class PatchVision(Vision):
 
     def __init__(self, model: Any, size: ImageSize) -> None:
         vision = model.config.vision_config
-        step = vision.patch_size * vision.spatial_merge_size
-        if size.height % step or size.width % step:
-            raise BuilderError(
-                USAGE,
-                f"--image-size {size.height}x{size.width}: this vision tower takes multiples of {step} "
-                f"(patches of {vision.patch_size}, merged by {vision.spatial_merge_size})",
-            )
+        _checked(size, vision.patch_size, vision.spatial_merge_size)
         self_grid = (1, size.height // vision.patch_size, size.width // vision.patch_size)
         channels = getattr(vision, "in_channels", None) or getattr(vision, "in_chans", 3)
         values = channels * vision.temporal_patch_size * vision.patch_size**2
@@ -123,10 +141,12 @@ class PatchVision(Vision):
         self.grid = self_grid
         self.deepstack = len(getattr(vision, "deepstack_visual_indexes", ()))
         self._constants = self._of_the_grid()
+        self._positions = self._of_the_table()
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         visual = self.model.model.visual
-        found = visual(pixels, grid_thw=torch.tensor([self.grid]), **dict(self._constants))
+        with _adding(getattr(visual, "embeddings", None), self._positions):
+            found = visual(pixels, grid_thw=torch.tensor([self.grid]), **dict(self._constants))
         return (found.pooler_output[None], *(each[None] for each in getattr(found, "deepstack_features", ())))
 
     def original(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -167,6 +187,37 @@ class PatchVision(Vision):
         return found
 
 
+    def _of_the_table(self) -> torch.Tensor | None:
+        """What GLM-4V adds to patches: its table of positions, sampled at the grid's."""
+        visual = self.model.model.visual
+        if not hasattr(visual, "embeddings"):
+            return None
+        patches, width = len(self.example), visual.config.hidden_size
+        places = torch.as_tensor(self._constants["position_ids"])
+        with torch.no_grad():
+            found: torch.Tensor = visual.embeddings(
+                torch.zeros(patches, width, dtype=self.example.dtype),
+                torch.tensor([patches]),
+                torch.tensor([self.grid]),
+                places[:, 0],
+                places[:, 1],
+            )
+        return found
+
+
+@contextmanager
+def _adding(module: Any, addend: torch.Tensor | None) -> Iterator[None]:
+    """Within, the module adds this to its first input."""
+    if addend is None:
+        yield
+        return
+    module.forward = lambda patches, *_: patches + addend
+    try:
+        yield
+    finally:
+        del module.forward
+
+
 def vision_of(directory: Path, model: Any, size: ImageSize | None) -> Vision:
     """The vision encoder, for images of `size` or of the size that the configuration states.
 
@@ -178,6 +229,8 @@ def vision_of(directory: Path, model: Any, size: ImageSize | None) -> Vision:
     stated = getattr(vision, "image_size", None)
     if stated is None:
         raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: vision_config states no image_size; add it")
+    if vision.model_type == "pixtral":
+        return SizedVision(model, size)
     height, width = stated if isinstance(stated, (list, tuple)) else (stated, stated)
     if hasattr(model.config, "image_grid_pinpoints"):
         return TiledVision(model, size or ImageSize(height, width))
@@ -190,6 +243,19 @@ def vision_of(directory: Path, model: Any, size: ImageSize | None) -> Vision:
     pixels = torch.rand(2, getattr(vision, "num_channels", 3), height, width, dtype=_dtype(model))
     kind = IdeficsVision if model.config.model_type in ("idefics3", "smolvlm") else Vision
     return kind(model, pixels)
+
+
+def _checked(size: ImageSize, patch: int, merge: int) -> ImageSize:
+    """The size. Raises BuilderError (usage) where merged patches do not fill it."""
+    step = patch * merge
+    if size.height % step or size.width % step:
+        merged = f", merged by {merge}" if merge > 1 else ""
+        raise BuilderError(
+            USAGE,
+            f"--image-size {size.height}x{size.width}: this vision tower takes multiples of {step} "
+            f"(patches of {patch}{merged})",
+        )
+    return size
 
 
 def _of_processor(directory: Path) -> ImageSize | None:

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -18,47 +17,13 @@
 #include <utility>
 #include <vector>
 
+#include "logits.h"
 #include "run_engines.h"
 #include "weights_file.h"
 
 namespace {
 
 using namespace run_engines;
-
-std::size_t bytes_of(nvinfer1::DataType type) {
-    switch (type) {
-        case nvinfer1::DataType::kINT64:
-            return 8;
-        case nvinfer1::DataType::kFLOAT:
-            return 4;
-        case nvinfer1::DataType::kHALF:
-        case nvinfer1::DataType::kBF16:
-            return 2;
-        // Caches with a scale per head hold FP8 values in bytes.
-        case nvinfer1::DataType::kINT8:
-            return 1;
-        default:
-            throw std::runtime_error("the engine has an input or output of a type that decoders do not have");
-    }
-}
-
-float to_float(nvinfer1::DataType type, void const* value) {
-    if (type == nvinfer1::DataType::kFLOAT) {
-        float wide;
-        std::memcpy(&wide, value, sizeof(wide));
-        return wide;
-    }
-    std::uint16_t half;
-    std::memcpy(&half, value, sizeof(half));
-    std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
-    if (type == nvinfer1::DataType::kHALF) {
-        // Sign and magnitude as a float32 of 2^112 of its exponent's bias; subnormal numbers come out right.
-        bits = (half & 0x8000u) << 16 | (half & 0x7fffu) << 13;
-    }
-    float wide;
-    std::memcpy(&wide, &bits, sizeof(wide));
-    return type == nvinfer1::DataType::kHALF ? wide * 0x1p112f : wide;
-}
 
 class Decoder {
  public:
@@ -221,18 +186,7 @@ class Decoder {
         auto const found =
             std::find_if(addresses_.begin(), addresses_.end(), [](auto& entry) { return entry.first == "logits"; });
         check(cudaMemcpy(logits_.data(), found->second, logits_.size(), cudaMemcpyDeviceToHost), "logits");
-        auto const item = bytes_of(logits_type_);
-        char const* row = logits_.data() + last_ * vocabulary_ * item;
-        std::int64_t best = 0;
-        float largest = to_float(logits_type_, row);
-        for (std::int64_t token = 1; token < vocabulary_; ++token) {
-            float const value = to_float(logits_type_, row + token * item);
-            if (value > largest) {
-                best = token;
-                largest = value;
-            }
-        }
-        return best;
+        return likeliest(logits_type_, logits_.data() + last_ * vocabulary_ * bytes_of(logits_type_), vocabulary_);
     }
 
     Stream stream_;

@@ -5,8 +5,8 @@
 // The arguments: a folder with components.json, PART.engine of every part and the plugin library, and a file of raw
 // values for every input of the whole. What no other part takes is written to PART.TENSOR.bin. Every tensor has one
 // place in GPU memory and flows from part to part by its address; a part with a loop runs on two places in turn. The
-// whole chain, all turns included, is one CUDA graph. For models with fixed shapes; those that generate tokens need
-// the loop of generate.cpp around their decoder.
+// whole chain, all turns included, is one CUDA graph. For models with fixed shapes; generate_parts.cpp is for those that
+// generate tokens.
 
 #include <chrono>
 #include <cstdint>
@@ -16,28 +16,16 @@
 #include <iostream>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "part_engines.h"
 #include "run_engines.h"
-#include "weights_file.h"
 
 namespace {
 
 using namespace run_engines;
-using Json = nlohmann::json;
-
-std::size_t item_bytes(std::string const& type) {
-    static std::map<std::string, std::size_t> const sizes{
-        {"int64", 8}, {"float32", 4}, {"int32", 4}, {"float16", 2}, {"bfloat16", 2}, {"int8", 1}, {"bool", 1},
-    };
-    auto const found = sizes.find(type);
-    require(found != sizes.end(), type + ": a type that this program does not know");
-    return found->second;
-}
 
 std::size_t bytes_of(std::string const& name, Json const& port) {
     auto bytes = item_bytes(port.at("dtype"));
@@ -75,40 +63,12 @@ std::vector<char> number(std::string const& type, double value) {
     return found;
 }
 
-// The manifest in `folder`, of a model of parts that run one after the other.
-Json manifest_of(fs::path const& folder) {
-    auto const path = folder / "components.json";
-    auto const manifest = Json::parse(contents(path), nullptr, false);
-    require(!manifest.is_discarded(), path.string() + ": not JSON");
-    // A name becomes that of a file, which must not lie elsewhere.
-    auto const require_plain = [&](std::string const& name) {
-        require(!name.empty() && name.find('/') == std::string::npos,
-                path.string() + ": '" + name + "' is no file name");
-    };
-    try {
-        require(manifest.at("task") == "run", folder.string() + ": this model generates tokens; see generate.cpp");
-        require(manifest.at("flows").is_array(), path.string() + ": its flows are no list");
-        for (auto const& part : manifest.at("parts")) {
-            require_plain(part.at("name").get<std::string>());
-            for (auto const& port : part.at("outputs").items()) {
-                require_plain(port.key());
-            }
-        }
-    } catch (Json::exception const& error) {
-        throw std::runtime_error(path.string() + ": not a manifest of parts: " + error.what());
-    }
-    return manifest;
-}
-
 class Parts {
  public:
-    Parts(fs::path const& folder, Json manifest) : manifest_(std::move(manifest)) {
-        load_plugins(folder);
-        for (auto const& flow : manifest_.at("flows")) {
-            sources_[flow.at("target")] = flow.at("source");
-        }
+    Parts(fs::path const& folder, Json manifest)
+        : manifest_(std::move(manifest)), engines_(folder), sources_(sources_of(manifest_)) {
         for (auto const& part : manifest_.at("parts")) {
-            load(folder, part);
+            load(part);
         }
     }
 
@@ -160,22 +120,10 @@ class Parts {
     }
 
  private:
-    // The library of all parts lies beside them, once: so it is registered once.
-    void load_plugins(fs::path const& folder) {
-        for (auto const& entry : fs::directory_iterator(folder)) {
-            if (entry.path().extension() == ".so") {
-                runtime_.load_plugins(entry.path());
-            }
-        }
-    }
-
-    void load(fs::path const& folder, Json const& part) {
+    void load(Json const& part) {
         auto const name = part.at("name").get<std::string>();
-        auto const path = folder / (name + ".engine");
-        engines_.push_back(runtime_.load(path, contents(path)));
-        contexts_.emplace_back(engines_.back()->createExecutionContext());
-        require(contexts_.back() != nullptr, path.string() + ": TensorRT cannot create a context");
-        bind_weights(folder, name);
+        engines_.load(name);
+        contexts_.push_back(engines_.context(name));
         auto const numbers = part.at("loop").is_null() ? Json::object() : part.at("loop").at("values");
         for (auto const& [input, port] : part.at("inputs").items()) {
             auto const tensor = name + "." + input;
@@ -192,29 +140,6 @@ class Parts {
             if (!part.at("loop").is_null() && part.at("loop").at("carry").contains(output)) {
                 places_.emplace(tensor + ", second", DeviceBuffer(bytes_of(tensor, port)));
             }
-        }
-    }
-
-    // Of an engine built with --strip: its plugins' weights are inputs, and lie in a file beside it. Parts with the
-    // same file have them in one place.
-    void bind_weights(fs::path const& folder, std::string const& part) {
-        std::string const digest = trt_nvfp4::weights_digest(engines_.back()->getName());
-        if (digest.empty()) {
-            return;
-        }
-        if (weights_.count(digest) == 0) {
-            trt_nvfp4::WeightsFile file((folder / trt_nvfp4::weights_file_name(digest)).string(), digest);
-            auto& places = weights_[digest];
-            for (auto const& tensor : file.tensors()) {
-                auto* place = places.emplace(tensor.name, DeviceBuffer(tensor.size)).first->second.get();
-                file.read(tensor, [&](char const* bytes, std::size_t count) {
-                    check(cudaMemcpy(place, bytes, count, cudaMemcpyHostToDevice), "the weights");
-                    place += count;
-                });
-            }
-        }
-        for (auto const& [name, place] : weights_.at(digest)) {
-            bind(*contexts_.back(), part, name, place.get());
         }
     }
 
@@ -255,14 +180,14 @@ class Parts {
                                 : numbers.contains(input)  ? places_.at(tensor).get() + turn * kAlignment
                                 : source != sources_.end() ? last_.at(source->second)
                                                            : places_.at(input).get();
-                bind(context, name, input, address);
+                bind_address(context, name, input, address);
             }
             for (auto const& [output, port] : part.at("outputs").items()) {
                 auto const tensor = name + "." + output;
                 // What the next turn reads is not written by it.
                 bool const second = carry.contains(output) && turn % 2 == 1;
                 last_[tensor] = places_.at(second ? tensor + ", second" : tensor).get();
-                bind(context, name, output, last_.at(tensor));
+                bind_address(context, name, output, last_.at(tensor));
             }
             require(context.enqueueV3(stream_.get()), name + ": TensorRT could not run this part");
             for (auto const& [output, target] : carry.items()) {
@@ -271,30 +196,23 @@ class Parts {
         }
     }
 
-    static void bind(nvinfer1::IExecutionContext& context, std::string const& part, std::string const& name,
-                     void* address) {
-        require(context.setTensorAddress(name.c_str(), address), part + ": " + name + " is not a tensor of its engine");
-    }
-
     static constexpr std::size_t kAlignment = 256;
 
     Json manifest_;
     Stream stream_;
-    Runtime runtime_;
-    std::vector<std::unique_ptr<nvinfer1::ICudaEngine>> engines_;
+    PartEngines engines_;
     std::vector<std::unique_ptr<nvinfer1::IExecutionContext>> contexts_;
     std::map<std::string, std::string> sources_;  // "part.input" -> "part.output"
     std::map<std::string, std::size_t> inputs_;   // of the whole, with their bytes
     std::map<std::string, bool> given_;
     std::map<std::string, DeviceBuffer> places_;
-    std::map<std::string, std::map<std::string, DeviceBuffer>> weights_;  // by digest and name
     std::map<std::string, void*> last_;  // where each output is after the part's last turn
     Graph graph_;
 };
 
 int run(int argc, char** argv) {
     require(argc >= 2, "usage: parts FOLDER [INPUT=FILE...]");
-    Parts parts(argv[1], manifest_of(argv[1]));
+    Parts parts(argv[1], manifest_of(argv[1], "run", "this model generates tokens; see generate_parts.cpp"));
     for (int i = 2; i < argc; ++i) {
         std::string const argument = argv[i];
         auto const at = argument.find('=');

@@ -77,28 +77,44 @@ def test_generate_without_a_gpu(program: Callable[[str], Path], tmp_path: Path) 
     assert "this program needs an NVIDIA GPU: " in _error(program("generate"), tmp_path / "a.engine", "4", given="1 2")
 
 
-def test_parts_say_what_is_wrong(program: Callable[[str], Path], tmp_path: Path) -> None:
-    parts = _parts(program)
-    assert "usage: parts FOLDER" in _error(parts)
-    assert "components.json: cannot be read" in _error(parts, tmp_path)
+#: Program, arguments behind the folder, the task that it is for, and what it says of the other.
+OF_PARTS = [
+    ("parts", [], "run", "this model generates tokens; see generate_parts.cpp"),
+    ("generate_parts", ["4"], "generate", "this model generates no tokens; see parts.cpp"),
+]
+
+
+@pytest.mark.parametrize(("name", "behind", "task", "of_other"), OF_PARTS, ids=["parts", "generate_parts"])
+def test_parts_say_what_is_wrong(
+    program: Callable[[str], Path], tmp_path: Path, name: str, behind: list[str], task: str, of_other: str
+) -> None:
+    parts = _of_parts(program, name)
+    assert f"usage: {name} FOLDER" in _error(parts)
+    assert "components.json: cannot be read" in _error(parts, tmp_path, *behind)
     (tmp_path / "components.json").write_text("{")
-    assert "components.json: not JSON" in _error(parts, tmp_path)
+    assert "components.json: not JSON" in _error(parts, tmp_path, *behind)
     for changed, words in (
-        ({"task": "generate"}, "this model generates tokens; see generate.cpp"),
+        ({"task": "run" if task == "generate" else "generate"}, of_other),
         ({"parts": [{"name": "../x", "inputs": {}, "outputs": {}, "loop": None}]}, "'../x' is no file name"),
         ({"parts": [{"inputs": {}}]}, "not a manifest of parts"),
     ):
-        (tmp_path / "components.json").write_text(json.dumps({"task": "run", "flows": [], "parts": [], **changed}))
-        assert words in _error(parts, tmp_path)
+        (tmp_path / "components.json").write_text(json.dumps({"task": task, "flows": [], "parts": [], **changed}))
+        assert words in _error(parts, tmp_path, *behind)
+    if name == "generate_parts":
+        assert "MAX_NEW_TOKENS: expected 1 or more" in _error(parts, tmp_path, "0")
+        assert "the prompt must be token ids" in _error(parts, tmp_path, "4", given="one")
 
 
 @WITHOUT_GPU
-def test_parts_without_a_gpu(program: Callable[[str], Path], tmp_path: Path) -> None:
-    (tmp_path / "components.json").write_text('{"task": "run", "flows": [], "parts": []}')
-    assert "this program needs an NVIDIA GPU: " in _error(_parts(program), tmp_path)
+@pytest.mark.parametrize(("name", "behind", "task"), [each[:3] for each in OF_PARTS], ids=["parts", "generate_parts"])
+def test_parts_without_a_gpu(
+    program: Callable[[str], Path], tmp_path: Path, name: str, behind: list[str], task: str
+) -> None:
+    (tmp_path / "components.json").write_text(json.dumps({"task": task, "flows": [], "parts": []}))
+    assert "this program needs an NVIDIA GPU: " in _error(_of_parts(program, name), tmp_path, *behind)
 
 
-def _parts(program: Callable[[str], Path]) -> Path:
+def _of_parts(program: Callable[[str], Path], name: str) -> Path:
     if _folder_with("nlohmann/json.hpp", *os.environ.get("CPLUS_INCLUDE_PATH", "").split(":")) is None:
         pytest.skip("nlohmann's JSON is not here (nlohmann-json3-dev)")
-    return program("parts")
+    return program(name)

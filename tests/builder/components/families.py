@@ -83,6 +83,17 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "image_token_index": IMAGE,
         },
     ),
+    # The window is shorter than an image: its tokens see each other all the same.
+    "paligemma2": (
+        "PaliGemmaForConditionalGeneration",
+        "PaliGemmaConfig",
+        {
+            "vision_config": {**_SIGLIP, "projection_dim": 64},
+            "text_config": {"model_type": "gemma2", **_TEXT, "sliding_window": 8, "query_pre_attn_scalar": 16},
+            "projection_dim": 64,
+            "image_token_index": IMAGE,
+        },
+    ),
     "gemma3": (
         "Gemma3ForConditionalGeneration",
         "Gemma3Config",
@@ -92,7 +103,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
                 "model_type": "gemma3_text",
                 **_TEXT,
                 "num_hidden_layers": 3,
-                "sliding_window": 6,
+                "sliding_window": 3,
                 "query_pre_attn_scalar": 16,
                 "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             },
@@ -127,6 +138,27 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "vision_config": {"model_type": "clip_vision_model", **_VISION, "projection_dim": 64},
             "text_config": _LLAMA,
             "image_token_index": IMAGE,
+        },
+    ),
+    # A tower for images of any size (Pixtral's), built for one.
+    "mistral3": (
+        "Mistral3ForConditionalGeneration",
+        "Mistral3Config",
+        {
+            "vision_config": {"model_type": "pixtral", **_VISION, "head_dim": 16, "image_size": 64},
+            "text_config": {"model_type": "mistral", **_TEXT, "sliding_window": None},
+            "image_token_index": IMAGE,
+            "spatial_merge_size": 2,
+        },
+    ),
+    # A table of positions that is sampled for the image's size.
+    "glm4v": (
+        "Glm4vForConditionalGeneration",
+        "Glm4vConfig",
+        {
+            "vision_config": {**_PATCHES, "image_size": 32},
+            "text_config": {**_TEXT, **_rope(mrope_section=[1, 1, 2], partial_rotary_factor=0.5)},
+            **{name: token for name, token in _TOKENS.items() if not name.startswith("vision")},
         },
     ),
     "llava_onevision": (

@@ -32,7 +32,7 @@ NEW_TOKENS = 6
 
 
 def size_of(name: str) -> str | None:
-    return "32x48" if name.startswith("qwen") else None
+    return "32x48" if name.startswith(("qwen", "mistral", "glm")) else None
 
 
 def exported(source: Source, folder: Path) -> Manifest:
@@ -141,6 +141,10 @@ def test_images_of_another_size_and_prompts_of_another_number(tmp_path: Path, se
             assert failure.value.exit_code == USAGE
         with pytest.raises(BuilderError, match="call generate"):
             pipeline.run({})
+        assert pipeline._runner is not None
+        pipeline._runner.longest_step = 17  # as of an engine built for short prompts
+        with pytest.raises(BuilderError, match=r"18 tokens, .* takes 17: such a prompt cannot be taken in pieces"):
+            pipeline.generate([[1, IMAGE, 5]], images=pixels, max_new_tokens=2, stop=())
     (tmp_path / "parts" / "embed.onnx").unlink()
     with pytest.raises(BuilderError, match=r"the part 'embed' is missing \(embed.rewritten.onnx\)") as failure:
         Pipeline(tmp_path / "parts")

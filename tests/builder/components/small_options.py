@@ -1,0 +1,44 @@
+"""What the small configuration of a class needs beside sizes by name. CLASS:CASE is a further one of the class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_DECODES = {"is_decoder": True, "is_encoder_decoder": False, "add_cross_attention": True}
+_STARTS = {"decoder_start_token_id": 3, "pad_token_id": 0, "eos_token_id": 2}
+
+
+def _pair(encoder: str, decoder: str, **options: Any) -> dict[str, Any]:
+    """Of an encoder and a decoder of other models."""
+    return {
+        "made_with": {"encoder": {"model_type": encoder}, "decoder": {"model_type": decoder}},
+        "decoder": _DECODES,
+        **_STARTS,
+        **options,
+    }
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "VisionEncoderDecoderModel": _pair("vit", "mbart"),
+    "VisionEncoderDecoderModel:trocr": _pair("vit", "trocr"),
+    "VisionEncoderDecoderModel:gpt2": _pair("vit", "gpt2"),
+    "VisionEncoderDecoderModel:donut": _pair("donut-swin", "mbart"),
+    "EncoderDecoderModel": _pair("bert", "bert"),
+    "EncoderDecoderModel:roberta": _pair("roberta", "roberta"),
+    "SpeechEncoderDecoderModel": _pair("wav2vec2", "mbart"),
+    # Pixtral's tower behind LLaVA's code, and PaliGemma of both generations.
+    "LlavaForConditionalGeneration:pixtral": {
+        "made_with": {"vision_config": {"model_type": "pixtral"}, "text_config": {"model_type": "mistral"}},
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+    },
+    "LlavaForConditionalGeneration:siglip": {
+        "made_with": {"vision_config": {"model_type": "siglip_vision_model"}, "text_config": {"model_type": "qwen2"}},
+        "vision_feature_select_strategy": "full",
+    },
+    "LlavaForConditionalGeneration:gemma2": {"made_with": {"text_config": {"model_type": "gemma2"}}},
+    "PaliGemmaForConditionalGeneration:2": {"made_with": {"text_config": {"model_type": "gemma2"}}},
+    "Blip2ForConditionalGeneration:t5": {"made_with": {"text_config": {"model_type": "t5"}}},
+    "T5ForConditionalGeneration:gated": {"feed_forward_proj": "gated-gelu"},
+    "PegasusXForConditionalGeneration:long": {"max_position_embeddings": 256, "block_size": 8},
+}
