@@ -1,7 +1,8 @@
 """What ONNX has no operators for, by those that it has, while a model is exported.
 
 Complex numbers are pairs of real tensors: Llama 4 and DeepSeek-V2 write their rotary embeddings with them. The inverse
-error function is a polynomial: Gemma 3n takes a quantile of the normal distribution for its sparse activations.
+error function is a polynomial: Gemma 3n takes a quantile of the normal distribution for its sparse activations. A dimension
+that is not 1 stays when it is squeezed, which ONNX refuses: Mistral 3 does that to its features.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class _Complex:
 @contextmanager
 def onnx_arithmetic() -> Iterator[None]:
     """Within, `torch.polar`, `torch.view_as_complex` and `torch.view_as_real` deal in pairs of real tensors, and
-    `torch.erfinv` in what ONNX has."""
+    `torch.erfinv` and `Tensor.squeeze` in what ONNX has."""
     import torch
 
     from trt_nvfp4.builder.export.erfinv import erfinv
@@ -57,10 +58,20 @@ def onnx_arithmetic() -> Iterator[None]:
         "erfinv": erfinv,
     }
     originals = {name: getattr(torch, name) for name in replaced}
+    squeeze = torch.Tensor.squeeze
+
+    def squeezed(tensor: torch.Tensor, *dims: Any) -> torch.Tensor:
+        sizes = [tensor.shape[dim] for dim in dims if isinstance(dim, int)]
+        if len(dims) == 1 and sizes and isinstance(sizes[0], int) and sizes[0] != 1:
+            return tensor
+        return squeeze(tensor, *dims)
+
     for name, function in replaced.items():
         setattr(torch, name, function)
+    torch.Tensor.squeeze = squeezed  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
+        torch.Tensor.squeeze = squeeze  # type: ignore[method-assign]
         for name, function in originals.items():
             setattr(torch, name, function)

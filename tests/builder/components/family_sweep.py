@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
+sys.path.insert(0, str(Path(__file__).parent))
 
 MARK = "RESULT "
 #: Parameters of the largest model that is tried.
@@ -47,8 +47,8 @@ def made(name: str, folder: Path) -> Any:
     """A small model of the class with random weights, saved in `folder`."""
     import torch
     import transformers
-    from builder.components.small_configs import config_of
-    from builder.components.small_options import OPTIONS
+    from small_configs import config_of
+    from small_options import OPTIONS
 
     # NAME:CASE is a further configuration of the class.
     cls = getattr(transformers, name.partition(":")[0])
@@ -95,6 +95,7 @@ def _of_one_graph(model: Any, folder: Path) -> dict[str, Any]:
 
 def _of_parts(model: Any, folder: Path) -> dict[str, Any]:
     import torch
+    from small_configs import START
     from trt_nvfp4.builder.components.check import computed_by, expected_of, relative_error
     from trt_nvfp4.builder.components.directory import of_directory
     from trt_nvfp4.builder.components.manifest import Manifest
@@ -118,21 +119,22 @@ def _of_parts(model: Any, folder: Path) -> dict[str, Any]:
     inputs, prompts = source.example.inputs, [list(prompt) for prompt in source.example.prompts]
     image = source.settings.get("image")
     stop = None if image is None else image["token_id"]
+    start = [START, 4, 5]
     if image is not None:
         pixels = inputs["pixel_values"]
         given: dict[str, Any] = {"prompts": prompts, "images": pixels[None] if image["alone"] else pixels}
     elif source.settings["source"] == "text":
         lengths = inputs["attention_mask"].sum(1)
         rows = [row[:length].tolist() for row, length in zip(inputs["input_ids"], lengths, strict=True)]
-        given = {"prompts": rows, "start_tokens": prompts[0]}
+        given = {"prompts": rows, "start_tokens": start}
     else:
         (values,) = inputs.values()
-        given = {source.settings["source"]: values, "start_tokens": prompts[0]}
+        given = {source.settings["source"]: values, "start_tokens": start}
     with Pipeline(parts) as pipeline:
         result = pipeline.generate(**given, max_new_tokens=NEW_TOKENS, stop=[] if stop is None else [stop])
     same = []
     for number, generation in enumerate(result.generations):
-        prompt = prompts[number] if image is not None else prompts[0]
+        prompt = prompts[number] if image is not None else start
         with torch.no_grad():
             theirs = _their_tokens(model, source, number, prompt, stop)
         same.append(list(generation.token_ids) == theirs)
@@ -145,6 +147,7 @@ def _their_tokens(model: Any, source: Any, number: int, prompt: list[int], stop:
     import inspect
 
     import torch
+    from transformers import GenerationMixin
 
     model.generation_config.eos_token_id = stop
     options: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "num_beams": 1, "pad_token_id": 0}
@@ -153,7 +156,8 @@ def _their_tokens(model: Any, source: Any, number: int, prompt: list[int], stop:
         one = {name: tensor[number : number + 1] for name, tensor in inputs.items()}
         if "attention_mask" in one:
             one = {name: tensor[:, : int(one["attention_mask"].sum())] for name, tensor in one.items()}
-        found = model.generate(**one, decoder_input_ids=torch.tensor([prompt]), **options)
+        # Whisper's own is for long recordings.
+        found = GenerationMixin.generate(model, **one, decoder_input_ids=torch.tensor([prompt]), **options)
         return list(found[0, len(prompt) :].tolist())
     vision, image = source.parts[0].module, source.settings["image"]
     pixels = inputs["pixel_values"]
@@ -199,7 +203,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             print(MARK + json.dumps(examined(options.one, Path(folder))))
         return
-    from builder.components.small_options import OPTIONS
+    from small_options import OPTIONS
 
     names = options.names or sorted({*classes(), *OPTIONS})
     with ThreadPoolExecutor(options.jobs) as pool:

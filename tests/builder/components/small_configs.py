@@ -10,6 +10,8 @@ from typing import Any
 import transformers
 
 VOCABULARY = 160
+#: The token that decoders begin with behind an encoder.
+START = 3
 #: Widths are alike in all parts, so that what joins them fits.
 _SIZES: dict[str, int] = {
     **dict.fromkeys(
@@ -84,7 +86,7 @@ def small(value: Any, ids: itertools.count[int]) -> Any:
         elif isinstance(entry, Mapping):
             found[name] = small(entry, ids)
         elif name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
-            found[name] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 3}[name]
+            found[name] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": START}[name]
         elif name.startswith("forced_") or name in ("suppress_tokens", "begin_suppress_tokens"):
             found[name] = None
         elif name.endswith(("token_id", "token_index")) and isinstance(entry, int) and entry >= 0:
@@ -131,4 +133,8 @@ def config_of(class_name: str, changes: Mapping[str, Any]) -> Any:
     config_class = cls.config_class
     whole = config_class(**changes.get("made_with", {})).to_dict()
     config = merged(small(whole, itertools.count(100)), {k: v for k, v in changes.items() if k != "made_with"})
-    return config_class(**{name: value for name, value in config.items() if name not in ("transformers_version", "model_type", "architectures")})
+    of_files = ("transformers_version", "model_type", "architectures")
+    made = config_class(**{name: value for name, value in config.items() if name not in of_files})
+    if getattr(made, "is_encoder_decoder", False):
+        made.decoder_start_token_id = START
+    return made

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 _DECODES = {"is_decoder": True, "is_encoder_decoder": False, "add_cross_attention": True}
-_STARTS = {"decoder_start_token_id": 3, "pad_token_id": 0, "eos_token_id": 2}
 
 
 def _pair(encoder: str, decoder: str, **options: Any) -> dict[str, Any]:
@@ -13,7 +12,8 @@ def _pair(encoder: str, decoder: str, **options: Any) -> dict[str, Any]:
     return {
         "made_with": {"encoder": {"model_type": encoder}, "decoder": {"model_type": decoder}},
         "decoder": _DECODES,
-        **_STARTS,
+        "pad_token_id": 0,
+        "eos_token_id": 2,
         **options,
     }
 
@@ -40,5 +40,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "PaliGemmaForConditionalGeneration:2": {"made_with": {"text_config": {"model_type": "gemma2"}}},
     "Blip2ForConditionalGeneration:t5": {"made_with": {"text_config": {"model_type": "t5"}}},
     "T5ForConditionalGeneration:gated": {"feed_forward_proj": "gated-gelu"},
+    "Gemma3nForConditionalGeneration": {"text_config": {"intermediate_size": [128, 128], "num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.0], "laurel_rank": 8, "altup_active_idx": 0}},
+    "Gemma4ForConditionalGeneration": {"text_config": {"per_layer_config": None}},
+    "Gemma4UnifiedForConditionalGeneration": {"text_config": {"per_layer_config": None}},
+    "Granite4VisionForConditionalGeneration": {"deepstack_layer_map": [[0, 0]]},
+    "MoonshineForConditionalGeneration": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
+    "Molmo2ForConditionalGeneration": {"adapter_config": {"vision_feature_layer": [1]}},
+    "Emu3ForConditionalGeneration": {"vocabulary_map": {"<image>": 100}},
+    "ChameleonForConditionalGeneration": {"vocabulary_map": {"<image>": 100}},
     "PegasusXForConditionalGeneration:long": {"max_position_embeddings": 256, "block_size": 8},
 }
