@@ -186,7 +186,6 @@ class PatchVision(Vision):
             found |= {"interp_indices": indices, "interp_weights": weights}
         return found
 
-
     def _of_the_table(self) -> torch.Tensor | None:
         """What GLM-4V adds to patches: its table of positions, sampled at the grid's."""
         visual = self.model.model.visual

@@ -1,8 +1,8 @@
 """What ONNX has no operators for, by those that it has, while a model is exported.
 
 Complex numbers are pairs of real tensors: Llama 4 and DeepSeek-V2 write their rotary embeddings with them. The inverse
-error function is a polynomial: Gemma 3n takes a quantile of the normal distribution for its sparse activations. A dimension
-that is not 1 stays when it is squeezed, which ONNX refuses: Mistral 3 does that to its features.
+error function is a polynomial: Gemma 3n takes a quantile of the normal distribution for its sparse activations.
+Squeezing a dimension that is not 1 changes nothing in Torch, and is an error in ONNX: Mistral 3 does so.
 """
 
 from __future__ import annotations

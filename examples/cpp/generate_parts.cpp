@@ -119,9 +119,9 @@ class Chain {
             auto const same = in_place.find(name);
             auto const item = bytes_of(engine(part).getTensorDataType(name.c_str()));
             bind_address(context, part, name,
-                 same != in_place.end()
-                     ? inputs.at(same->second).address
-                     : placed(part + "." + name, context.getTensorShape(name.c_str()), item).address);
+                         same != in_place.end()
+                             ? inputs.at(same->second).address
+                             : placed(part + "." + name, context.getTensorShape(name.c_str()), item).address);
         }
         require(context.enqueueV3(stream_.get()), part + ": TensorRT could not run this part");
     }

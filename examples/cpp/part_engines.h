@@ -65,7 +65,7 @@ inline std::map<std::string, std::string> sources_of(Json const& manifest) {
 }
 
 inline void bind_address(nvinfer1::IExecutionContext& context, std::string const& part, std::string const& name,
-                 void* address) {
+                         void* address) {
     require(context.setTensorAddress(name.c_str(), address), part + ": " + name + " is not a tensor of its engine");
 }
 

@@ -5,8 +5,8 @@
 // The arguments: a folder with components.json, PART.engine of every part and the plugin library, and a file of raw
 // values for every input of the whole. What no other part takes is written to PART.TENSOR.bin. Every tensor has one
 // place in GPU memory and flows from part to part by its address; a part with a loop runs on two places in turn. The
-// whole chain, all turns included, is one CUDA graph. For models with fixed shapes; generate_parts.cpp is for those that
-// generate tokens.
+// whole chain, all turns included, is one CUDA graph. For models with fixed shapes; generate_parts.cpp is for those
+// that generate tokens.
 
 #include <chrono>
 #include <cstdint>

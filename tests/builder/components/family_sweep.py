@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,7 @@ def _of_one_graph(model: Any, folder: Path) -> dict[str, Any]:
 def _of_parts(model: Any, folder: Path) -> dict[str, Any]:
     import torch
     from small_configs import START
+
     from trt_nvfp4.builder.components.check import computed_by, expected_of, relative_error
     from trt_nvfp4.builder.components.directory import of_directory
     from trt_nvfp4.builder.components.manifest import Manifest
@@ -111,7 +112,11 @@ def _of_parts(model: Any, folder: Path) -> dict[str, Any]:
     parts = folder / "parts"
     parts.mkdir()
     manifest = Manifest(
-        source.task, [part.export(source.name, parts) for part in source.parts], source.flows, source.settings, source.name
+        source.task,
+        [part.export(source.name, parts) for part in source.parts],
+        source.flows,
+        source.settings,
+        source.name,
     ).check()
     manifest.save(parts)
     expected = expected_of(source.example)
@@ -207,7 +212,8 @@ def main() -> None:
 
     names = options.names or sorted({*classes(), *OPTIONS})
     with ThreadPoolExecutor(options.jobs) as pool:
-        for found in pool.map(lambda name: in_a_process(name, options.seconds), names):
+        for ended in as_completed(pool.submit(in_a_process, name, options.seconds) for name in names):
+            found = ended.result()
             print(line(found), flush=True)
             if options.out is not None:
                 with options.out.open("a") as file:

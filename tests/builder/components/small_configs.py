@@ -2,68 +2,51 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import transformers
 
-VOCABULARY = 160
 #: The token that decoders begin with behind an encoder.
 START = 3
-#: Widths are alike in all parts, so that what joins them fits.
-_SIZES: dict[str, int] = {
-    **dict.fromkeys(
-        "hidden_size d_model embed_dim out_hidden_size hidden_dim projection_dim text_hidden_size "
-        "encoder_hidden_size image_text_hidden_size projection_size vision_output_dim output_dim patch_embed_hidden_size "
-        "hidden_size_per_layer_input projector_input_dim projector_output_dim projector_hidden_size "
-        "projection_hidden_size output_proj_dims adapter_out_dim".split(),
-        64,
-    ),
-    **dict.fromkeys(
-        "intermediate_size encoder_ffn_dim decoder_ffn_dim d_ff ffn_dim speech_encoder_intermediate_size mlp_dim "
-        "projection_intermediate_size expert_intermediate_size shared_experts_intermediate_size".split(),
-        128,
-    ),
-    **dict.fromkeys(["moe_intermediate_size", "expert_ffn_size", "shared_expert_intermediate_size"], 32),
-    **dict.fromkeys(
-        "num_hidden_layers num_layers encoder_layers decoder_layers num_decoder_layers num_encoder_layers depth layers "
-        "n_layer speech_encoder_layers resampler_depth t2u_encoder_layers t2u_decoder_layers num_global_layers "
-        "encoder_num_hidden_layers decoder_num_hidden_layers".split(),
-        2,
-    ),
-    **dict.fromkeys(
-        "num_attention_heads num_heads encoder_attention_heads decoder_attention_heads speech_encoder_attention_heads "
-        "attention_heads n_head resampler_n_heads t2u_encoder_attention_heads t2u_decoder_attention_heads "
-        "num_encoder_attention_heads num_decoder_attention_heads encoder_num_attention_heads "
-        "decoder_num_attention_heads".split(),
-        4,
-    ),
-    **dict.fromkeys(
-        "head_dim d_kv resampler_head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim attention_head_dim "
-        "global_head_dim kv_channels".split(),
-        16,
-    ),
-    **dict.fromkeys("vocab_size decoder_vocab_size src_vocab_size tgt_vocab_size vocab_size_per_layer_input".split(), VOCABULARY),
-    **dict.fromkeys(["image_size", "resolution", "vision_image_size"], 32),
-    **dict.fromkeys(["patch_size"], 8),
-    **dict.fromkeys(["max_position_embeddings", "max_target_positions"], 256),
-    **dict.fromkeys(["num_mel_bins", "feature_size", "input_feat_per_channel"], 16),
-    **dict.fromkeys(["max_source_positions"], 20),
-    **dict.fromkeys(["num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"], 4),
-    **dict.fromkeys(["num_experts_per_tok", "moe_k", "num_selected_experts"], 2),
-    **dict.fromkeys(["q_lora_rank", "kv_lora_rank"], 32),
-    **dict.fromkeys(["n_group", "topk_group", "n_shared_experts"], 1),
-    "mm_tokens_per_image": 4,
-    "num_query_tokens": 4,
-    "num_position_embeddings": 16,
-    "sliding_window": 12,
-    "query_pre_attn_scalar": 16,
-    "num_conv_pos_embeddings": 16,
-    "num_conv_pos_embedding_groups": 4,
-}
-_GROUPED = ("num_key_value_heads", "num_kv_heads", "encoder_num_key_value_heads", "decoder_num_key_value_heads", "num_global_key_value_heads")
+#: A size in front of the names that have it. Widths are alike in all parts, so that what joins them fits.
+_TABLE = """
+64 hidden_size d_model embed_dim out_hidden_size hidden_dim projection_dim text_hidden_size encoder_hidden_size
+64 image_text_hidden_size projection_size vision_output_dim output_dim patch_embed_hidden_size adapter_out_dim
+64 hidden_size_per_layer_input projector_input_dim projector_output_dim projector_hidden_size output_proj_dims
+64 projection_hidden_size audio_hidden_size
+128 intermediate_size encoder_ffn_dim decoder_ffn_dim d_ff ffn_dim speech_encoder_intermediate_size mlp_dim
+128 projection_intermediate_size expert_intermediate_size shared_experts_intermediate_size
+32 moe_intermediate_size expert_ffn_size shared_expert_intermediate_size q_lora_rank kv_lora_rank
+2 num_hidden_layers num_layers encoder_layers decoder_layers num_decoder_layers num_encoder_layers depth layers
+2 n_layer speech_encoder_layers resampler_depth t2u_encoder_layers t2u_decoder_layers num_global_layers
+2 encoder_num_hidden_layers decoder_num_hidden_layers num_experts_per_tok moe_k num_selected_experts
+4 num_attention_heads num_heads encoder_attention_heads decoder_attention_heads speech_encoder_attention_heads
+4 attention_heads n_head resampler_n_heads t2u_encoder_attention_heads t2u_decoder_attention_heads
+4 num_encoder_attention_heads num_decoder_attention_heads encoder_num_attention_heads decoder_num_attention_heads
+4 num_experts n_routed_experts num_local_experts moe_num_experts mm_tokens_per_image num_query_tokens
+4 num_conv_pos_embedding_groups
+16 head_dim d_kv resampler_head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim attention_head_dim global_head_dim
+16 kv_channels num_mel_bins feature_size input_feat_per_channel num_position_embeddings query_pre_attn_scalar
+16 num_conv_pos_embeddings
+160 vocab_size decoder_vocab_size src_vocab_size tgt_vocab_size vocab_size_per_layer_input
+32 image_size resolution vision_image_size
+8 patch_size
+256 max_position_embeddings max_target_positions
+20 max_source_positions
+12 sliding_window
+1 n_group topk_group n_shared_experts
+"""
+_SIZES = {name: int(size) for size, *names in map(str.split, _TABLE.strip().splitlines()) for name in names}
+_GROUPED = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "encoder_num_key_value_heads",
+    "decoder_num_key_value_heads",
+    "num_global_key_value_heads",
+)
+_TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": START}
 #: Follow from sizes, and are made anew.
 _DERIVED = ("layer_types", "mlp_layer_types", "rope_scaling", "no_rope_layers")
 #: Nothing is drawn or dropped at random.
@@ -85,8 +68,8 @@ def small(value: Any, ids: itertools.count[int]) -> Any:
             found[name] = _small_rope(entry)
         elif isinstance(entry, Mapping):
             found[name] = small(entry, ids)
-        elif name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
-            found[name] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": START}[name]
+        elif name in _TOKENS:
+            found[name] = _TOKENS[name]
         elif name.startswith("forced_") or name in ("suppress_tokens", "begin_suppress_tokens"):
             found[name] = None
         elif name.endswith(("token_id", "token_index")) and isinstance(entry, int) and entry >= 0:

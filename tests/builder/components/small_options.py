@@ -40,7 +40,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "PaliGemmaForConditionalGeneration:2": {"made_with": {"text_config": {"model_type": "gemma2"}}},
     "Blip2ForConditionalGeneration:t5": {"made_with": {"text_config": {"model_type": "t5"}}},
     "T5ForConditionalGeneration:gated": {"feed_forward_proj": "gated-gelu"},
-    "Gemma3nForConditionalGeneration": {"text_config": {"intermediate_size": [128, 128], "num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.0], "laurel_rank": 8, "altup_active_idx": 0}},
+    "Gemma3nForConditionalGeneration": {
+        "text_config": {
+            "intermediate_size": [128, 128],
+            "num_kv_shared_layers": 0,
+            "activation_sparsity_pattern": [0.0, 0.0],
+            "laurel_rank": 8,
+        }
+    },
     "Gemma4ForConditionalGeneration": {"text_config": {"per_layer_config": None}},
     "Gemma4UnifiedForConditionalGeneration": {"text_config": {"per_layer_config": None}},
     "Granite4VisionForConditionalGeneration": {"deepstack_layer_map": [[0, 0]]},
