@@ -2,25 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 
 from rich.filesize import decimal
 from rich.table import Table
 
-from trt_nvfp4.builder.components.manifest import Manifest, Part, Port
+from trt_nvfp4.builder.components.manifest import Loop, Manifest, Part, Port
 from trt_nvfp4.builder.components.parts_report import PartsReport
 from trt_nvfp4.builder.parallel.prediction import shown
 from trt_nvfp4.builder.report.report import Report
 
 
 def manifest_tables(manifest: Manifest) -> Iterator[Table]:
-    """Parts and flows."""
+    """What flows from part to part, and the parts."""
+    drawing = Table(title="What flows", title_justify="left", show_header=False, box=None)
+    for source, names, target in arrows(manifest):
+        drawing.add_row(source, f"── {_grouped(names)} ──▶", target)
+    yield drawing
     table = Table(title=f"{manifest.model}: {len(manifest.parts)} parts, {manifest.task}", title_justify="left")
     for heading in ("part", "takes", "gives", "runs"):
         table.add_column(heading, overflow="fold")
     for part in manifest.parts:
         table.add_row(part.name, _takes(manifest, part), _gives(part), "once" if part.loop is None else _loop(part))
     yield table
+
+
+def arrows(manifest: Manifest) -> Iterator[tuple[str, list[str], str]]:
+    """(from, tensors, to) in the order in which the parts run: what is given, what flows, what goes into a part's own
+    next turn, and what comes out in the end."""
+    for part in manifest.parts:
+        sources, loop = manifest.sources(part), part.loop or Loop(1)
+        caches = [name for name in part.inputs if name.startswith("past_key_values.")]
+        elsewhere = {*sources, *caches, *loop.values}
+        if given := [name for name in part.inputs if name not in elsewhere]:
+            yield "given", given, part.name
+        for origin in dict.fromkeys(source.partition(".")[0] for source in sources.values()):
+            yield origin, [name for name, source in sources.items() if source.startswith(f"{origin}.")], part.name
+        if caches:
+            yield part.name, caches, f"{part.name}, next step"
+        if loop.carry:
+            yield part.name, list(loop.carry), f"{part.name}, {loop.times} times"
+    for part in manifest.parts:
+        own = [name for name in part.outputs if f"{part.name}.{name}" in manifest.results()]
+        if results := [name for name in own if not name.startswith("present.")]:
+            yield part.name, results, "result"
+
+
+def _grouped(names: Iterable[str]) -> str:
+    """The names, those of several layers as one."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(re.sub(r"\d+", "N", name), []).append(name)
+    return ", ".join(alike[0] if len(alike) == 1 else f"{name} ({len(alike)})" for name, alike in found.items())
 
 
 def _takes(manifest: Manifest, part: Part) -> str:

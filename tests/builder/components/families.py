@@ -116,11 +116,6 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "SmolVLMConfig",
         {"vision_config": _VISION, "text_config": _LLAMA, "scale_factor": 2, "image_token_id": IMAGE},
     ),
-    "idefics3": (
-        "Idefics3ForConditionalGeneration",
-        "Idefics3Config",
-        {"vision_config": _VISION, "text_config": _LLAMA, "scale_factor": 2, "image_token_id": IMAGE},
-    ),
     "internvl": (
         "InternVLForConditionalGeneration",
         "InternVLConfig",

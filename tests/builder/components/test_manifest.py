@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from trt_nvfp4.builder.components.manifest import FILE, Flow, Loop, Manifest, Part, Port
 from trt_nvfp4.builder.components.prompts import with_features
+from trt_nvfp4.builder.components.tables import arrows, manifest_tables
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.generate.open import open_runner
 
@@ -31,6 +34,28 @@ def test_a_manifest_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert found.part("second").loop == looped.loop
     assert found.given().keys() == {"x"}  # the loop gives the time
     assert found.results().keys() == {"second.z"}
+
+
+def test_what_flows_is_drawn() -> None:
+    caches = {f"past_key_values.{n}.key": X for n in range(2)}
+    presents = {f"present.{n}.key": X for n in range(2)}
+    decoder = Part("decoder", {"z": Y, "length": Y, **caches}, {"logits": Y, **presents})
+    looped = replace(SECOND, loop=Loop(2, {"z": "y"}, {"time": [1.0, 0.5]}))
+    flows = [*GOOD.flows, Flow("second.z", "decoder.z")]
+    manifest = Manifest("generate", [FIRST, looped, decoder], flows).check()
+    assert list(arrows(manifest)) == [
+        ("given", ["x"], "first"),
+        ("first", ["y"], "second"),
+        ("second", ["z"], "second, 2 times"),
+        ("given", ["length"], "decoder"),
+        ("second", ["z"], "decoder"),
+        ("decoder", list(caches), "decoder, next step"),
+        ("decoder", ["logits"], "result"),
+    ]
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    console.print(*manifest_tables(manifest))
+    drawn = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "decoder ── past_key_values.N.key (2) ──▶ decoder, next step" in drawn
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.llama4 import modeling_llama4
 
 from trt_nvfp4.builder.export.onnx_arithmetic import onnx_arithmetic
+from trt_nvfp4.builder.export.torch_module import traced
 
 
 def rotated(module: object, angles: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -29,10 +30,29 @@ def test_rotary_embeddings(module: object, seed: int) -> None:
         assert not a.is_complex()
 
 
+class Squeezed(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.squeeze(0), x.squeeze(1), x.squeeze((0, 1)), x.squeeze()
+
+
+def test_what_squeezing_does_not_change_is_left_out() -> None:
+    """ONNX refuses to squeeze a dimension that is not 1."""
+    x = torch.randn(2, 1, 3)
+    with onnx_arithmetic():
+        for found, expected in zip(Squeezed()(x), (x, x[:, 0], x[:, 0], x[:, 0]), strict=True):
+            torch.testing.assert_close(found, expected)
+    program = traced(Squeezed(), {"x": x}, None, 21)
+    for value, expected in zip(program.model.graph.outputs, Squeezed()(x), strict=True):
+        producer = value.producer()
+        # None where the value is an input: nothing is done to it.
+        assert tuple(value.shape or ()) == expected.shape
+        assert (producer is not None and producer.op_type == "Squeeze") == (expected.shape != x.shape)
+
+
 def test_torch_is_restored() -> None:
-    originals = torch.polar, torch.view_as_complex, torch.view_as_real
+    originals = torch.polar, torch.view_as_complex, torch.view_as_real, torch.Tensor.squeeze
     with onnx_arithmetic():
         assert torch.polar is not originals[0]
     with pytest.raises(ZeroDivisionError), onnx_arithmetic():
         _ = 1 / 0
-    assert (torch.polar, torch.view_as_complex, torch.view_as_real) == originals
+    assert (torch.polar, torch.view_as_complex, torch.view_as_real, torch.Tensor.squeeze) == originals
