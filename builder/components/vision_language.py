@@ -16,7 +16,7 @@ from trt_nvfp4.builder.components.parts import TorchPart
 from trt_nvfp4.builder.components.processor import describe
 from trt_nvfp4.builder.components.source import Example, as_array
 from trt_nvfp4.builder.components.vision import DEEPSTACK, FEATURES, PIXELS, ImageSize, Vision, vision_of
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import (
     DECODER,
     IDS,
@@ -76,7 +76,14 @@ def image_token(model: Any) -> int:
 def parts_of(
     directory: Path, model: Any, capacity: int, options: CacheOptions, size: ImageSize | None
 ) -> tuple[list[TorchPart], list[Flow], dict[str, Any]]:
-    """The parts, what flows between them, and the manifest's settings. Raises BuilderError as `vision_of`."""
+    """The parts, what flows between them, and the manifest's settings. Raises BuilderError as `vision_of`; model where
+    tokens see others by a rule that is not known here."""
+    if hasattr(model, "create_masks_for_generate") and model.config.model_type not in GROUPED:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: {type(model).__name__} has a rule of its own for which tokens see each other, which is not "
+            "known here; give a Python file with its parts (model.py:components)",
+        )
     vision = vision_of(directory, model, size).eval()
     with torch.no_grad():
         features = vision(vision.example)
