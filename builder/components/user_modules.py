@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trt_nvfp4.builder.components.manifest import Flow, Loop
 from trt_nvfp4.builder.components.parts import TorchPart
 from trt_nvfp4.builder.components.source import Example, Source, as_array
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.errors import USAGE, BuilderError, first_line
 from trt_nvfp4.calibration.samples.python_loader import split_function
 from trt_nvfp4.common.user_code import running
 
@@ -122,9 +122,8 @@ def _run(where: str, part: TorchPart) -> dict[str, torch.Tensor]:
             with torch.no_grad():
                 results = part.module(*inputs.values())
         except Exception as error:  # whatever the user's module raises
-            raise BuilderError(
-                USAGE, f"{where}: does not run on its example: {type(error).__name__}: {error}"
-            ) from error
+            given = ", ".join(f"{name} {_type(tensor)}" for name, tensor in inputs.items())
+            raise BuilderError(USAGE, f"{where}: does not run on {given}: {first_line(error)}") from error
         if len(results) != len(part.outputs):
             raise BuilderError(
                 USAGE, f"{where}: returns {len(results)} tensors, and `outputs` names {len(part.outputs)}"
@@ -133,8 +132,17 @@ def _run(where: str, part: TorchPart) -> dict[str, torch.Tensor]:
         for output, target in loop.carry.items():
             if output not in found or target not in inputs:
                 raise BuilderError(USAGE, f"{where}: its loop carries {output!r} into {target!r}, and it has no such")
+            taken, made = _type(inputs[target]), _type(found[output])
+            if taken != made and target not in part.dynamic:
+                raise BuilderError(
+                    USAGE, f"{where}: its loop carries {output!r}, {made}, into {target!r}, which takes {taken}"
+                )
             inputs[target] = found[output]
     return found
+
+
+def _type(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _components(file: Path, function: str) -> dict[str, Component]:

@@ -95,7 +95,7 @@ def components():
         ),
         (
             '"second": Component(torch.nn.Linear(16, 8), {"z": "first.y"}, ["w"])',
-            "does not run on its example: RuntimeError",
+            r"'second': does not run on z float32 \[1, 32\]: RuntimeError",
         ),
         (
             '"second": Component(torch.nn.Linear(32, 8), {"z": "first.y"}, ["w", "v"])',
@@ -108,6 +108,10 @@ def components():
         (
             '"second": Component(torch.nn.Linear(32, 32), {"z": "first.y"}, ["w"], loop=Loop(2, {}, {"t": [1.0]}))',
             "gives 1 numbers to 't', and runs 2 times over z",
+        ),
+        (
+            '"second": Component(torch.nn.Linear(32, 8), {"z": "first.y"}, ["w"], loop=Loop(2, {"w": "z"}))',
+            r"carries 'w', float32 \[1, 8\], into 'z', which takes float32 \[1, 32\]",
         ),
         ("**{1: 2}", "must return components by name"),
         ("**undefined", "does not run: NameError"),
