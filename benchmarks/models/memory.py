@@ -8,6 +8,7 @@ ModelOpt publishes NVFP4, from the directory to the rewritten model or a bundle,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -110,8 +111,11 @@ def measure(name: str, scratch: Path, to_bundle: bool) -> dict[str, object]:
         else:
             command += ["--target", "rtx-blackwell", "-o", folder / "o.engine", "--stop-after", "rewrite"]
         start = time.monotonic()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
+        process, held, disk = subprocess.Popen(command, stdout=subprocess.DEVNULL), _disk_bytes(folder), 0
+        while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+            disk = max(disk, _disk_bytes(folder) - held)
+            time.sleep(1)
+        _, status, usage = ended
         if status:
             raise SystemExit(f"{name}: build-engine failed ({os.waitstatus_to_exitcode(status)})")
         return {
@@ -119,13 +123,25 @@ def measure(name: str, scratch: Path, to_bundle: bool) -> dict[str, object]:
             "to": "bundle" if to_bundle else "rewritten model",
             "weights_bytes": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
             "largest_shard_bytes": shard,
-            "written_bytes": sum(file.stat().st_size for file in folder.glob("*.rewritten.onnx.data")),
+            "written_bytes": _disk_bytes(folder) - held,
+            "disk_bytes": disk,
             "peak_bytes": usage.ru_maxrss * 1024,
             "summary_peak_bytes": json.loads(next(folder.glob("*.report.json")).read_text())["peak_rss_bytes"],
             "seconds": round(time.monotonic() - start),
         }
     finally:
         shutil.rmtree(folder)
+
+
+def _disk_bytes(folder: Path) -> int:
+    """What the files of `folder` take on the disk, each once, as many names as it may have."""
+    found = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                stat = (Path(parent) / name).lstat()
+                found[stat.st_ino] = stat.st_blocks * 512
+    return sum(found.values())
 
 
 def main() -> None:

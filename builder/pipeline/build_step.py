@@ -41,6 +41,7 @@ def build(
     with report.timed("compile"):
         library, with_sources = _plugins(request, planned, report, progress)
     destination = request.bundle or request.output
+    given = model == request.model  # the user's file, which stays as it is
     assert destination is not None
     with report.timed("build"), scratch(destination.parent) as temporary:
         folder = temporary / "bundle"
@@ -55,6 +56,7 @@ def build(
             with_sources,
             timing_cache=request.timing_cache,
             keep=request.bundle is not None,
+            link_weights=request.bundle is None or not given,
             embed_plugins=request.embed_plugins,
             stripped=request.strip,
             weight_streaming=request.weight_streaming,
@@ -63,6 +65,8 @@ def build(
             report.warnings.append("--strip: no plugin has weights, so that the engine holds all of the model")
         if request.bundle is not None:
             folder.rename(request.bundle)
+            if not given:
+                bundle.share_weights(model, request.bundle)
             report.bundle = str(request.bundle)
             return
         network = folder / bundle.NETWORK

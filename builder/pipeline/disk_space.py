@@ -31,7 +31,7 @@ def check_disk(request: Request) -> None:
         sizes["the exported model"] = weights
     if request.stop_after in (None, "rewrite"):
         sizes["the rewritten model"] = math.ceil(weights * _NVFP4)
-    if request.stop_after is None:
+    if request.stop_after is None and (request.bundle is None or request.strip):  # else it holds the rewritten weights
         sizes["the engine" if request.bundle is None else "the bundle"] = math.ceil(weights * _NVFP4)
     needed, free = sum(sizes.values()), shutil.disk_usage(request.base.parent).free
     if needed > free:

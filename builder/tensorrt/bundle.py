@@ -30,6 +30,7 @@ from trt_nvfp4.builder.tensorrt.strip import strip
 from trt_nvfp4.builder.tensorrt.verify import PlannedNodes
 from trt_nvfp4.builder.tensorrt.weights_file import WeightsFile
 from trt_nvfp4.common.external_data import external_files, rename
+from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.lowerings.registry import EngineLayers
 from trt_nvfp4.graph_passes.lowerings.trt_moe import OP as NATIVE_MOE
@@ -171,6 +172,7 @@ def write_folder(
     with_sources: bool = False,
     timing_cache: Path | None = None,
     keep: bool = False,
+    link_weights: bool = True,
     embed_plugins: bool = True,
     stripped: bool = False,
     weight_streaming: bool = False,
@@ -178,17 +180,16 @@ def write_folder(
     """Fill the existing, empty `folder`; returns the manifest's path.
 
     `library` is the plugin library; `with_sources` adds its sources instead, for nvcc on the device. A folder
-    to `keep` holds copies and their checksums (onnx loads no weights from a file that has other names), one for a build
-    here hard links to large files where it can. With `embed_plugins` the engine will carry the library, otherwise it
-    will lie beside the engine. `stripped`: the weights of plugins are not in the engine, but in a file beside it (see
-    `strip`).
+    to `keep` holds a copy of the library, and checksums. `link_weights`: hard links to the model's files of weights,
+    where the file system has them (see `share_weights`), instead of copies. With `embed_plugins` the engine will carry
+    the library, otherwise it will lie beside the engine. `stripped`: the weights of plugins are not in the engine, but
+    in a file beside it (see `strip`).
     """
-    place = shutil.copy if keep else _link
     weights = strip(model, folder / "model.onnx", folder / NETWORK) if stripped else None
     if weights is None:
-        _write_model(model, folder / "model.onnx", place)
+        _write_model(model, folder / "model.onnx", _link if link_weights else shutil.copy)
     if library is not None:
-        place(library, folder / library.name)
+        (shutil.copy if keep else _link)(library, folder / library.name)
     if with_sources:
         ignore = shutil.ignore_patterns("__pycache__", "ops", "plugin_host", "host.py", "CMakeLists.txt", "py.typed")
         shutil.copytree(Path(plugins.__path__[0]), folder / SOURCES / "trt_nvfp4" / "plugins", ignore=ignore)
@@ -226,6 +227,20 @@ def write_folder(
     path = folder / MANIFEST
     path.write_text(json.dumps(manifest, indent=2) + "\n")
     return path
+
+
+def share_weights(model: Path, folder: Path) -> None:
+    """Let the rewritten `model` read its weights in the bundle `folder` beside it, and remove its own file of them.
+
+    The disk then holds them once. Two names of one file would too, but onnx loads no weights from a file that has
+    other names.
+    """
+    shared = onnx.load(folder / "model.onnx", load_external_data=False)
+    shared.functions.extend(onnx.load(model, load_external_data=False).functions)
+    rename(shared, {name: f"{folder.name}/{name}" for name in external_files(shared, folder)})
+    with replacing(model) as copy:
+        onnx.save(shared, copy)
+    model.with_name(f"{model.name}.data").unlink(missing_ok=True)
 
 
 def _described(weights: WeightsFile) -> dict[str, Any]:

@@ -39,7 +39,12 @@ def directory(tmp_path: Path) -> Path:
         ({"stop_after": "plan"}, 6_000_000, "for the exported model, and"),
         ({"stop_after": "rewrite"}, 7_687_500, "for the exported model and the rewritten model, and"),
         ({}, 9_375_000, "for the exported model and the rewritten model and the engine, and"),
-        ({"bundle": Path("bundle")}, 9_375_000, "for the exported model and the rewritten model and the bundle, and"),
+        ({"bundle": Path("bundle")}, 7_687_500, "for the exported model and the rewritten model, and"),
+        (
+            {"bundle": Path("bundle"), "strip": True},
+            9_375_000,
+            "for the exported model and the rewritten model and the bundle, and",
+        ),
     ],
 )
 @pytest.mark.parametrize("by_reference", [False, True])

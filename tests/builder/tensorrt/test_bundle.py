@@ -15,7 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from planned_nodes import planned_nodes
 from typer.testing import CliRunner
@@ -95,11 +97,39 @@ def test_bundle_that_another_run_has_finished_since(
     assert [file.read_text() for file in destination.iterdir()] == ["theirs"]
 
 
-def test_bundle_shares_no_file_with_what_it_was_made_from(tmp_path: Path, gated_mlps: Path) -> None:
-    """onnx loads no weights from a file that has other names."""
-    make_bundle(gated_mlps, tmp_path / "bundle")
-    assert all(file.stat().st_nlink == 1 for file in (tmp_path / "bundle").rglob("*") if file.is_file())
-    onnx.load(tmp_path / "bundle.rewritten.onnx")
+def computed(model: Path) -> np.ndarray:
+    x = np.random.default_rng(0).standard_normal((3, 64), np.float32).astype(np.float16)
+    (output,) = onnxruntime.InferenceSession(model).run(None, {"x": x})
+    return np.asarray(output)
+
+
+def rewritten_beside(model: Path, output: Path) -> Path:
+    pipeline.run(pipeline.Request(model, find_target("rtx-blackwell"), output=output, stop_after="rewrite"))
+    return output.with_suffix(".rewritten.onnx")
+
+
+@pytest.mark.parametrize("strip", [False, True])
+def test_weights_lie_in_the_bundle_alone(strip: bool, tmp_path: Path, gated_mlps: Path) -> None:
+    """No file has two names, from which onnx loads no weights. The rewritten model computes with those of the bundle,
+    by its own functions."""
+    expected = computed(rewritten_beside(gated_mlps, tmp_path / "o.engine"))
+    made = tmp_path / "made" / "bundle"
+    pipeline.run(pipeline.Request(gated_mlps, find_target("rtx-blackwell"), bundle=made, strip=strip))
+    assert all(file.stat().st_nlink == 1 for file in made.parent.rglob("*") if file.is_file())
+    assert not made.with_name("bundle.rewritten.onnx.data").exists()
+    model = made.with_name("bundle.rewritten.onnx")
+    onnx.load(model)
+    np.testing.assert_array_equal(computed(model), expected)
+
+
+def test_a_rewritten_model_that_is_given_stays(tmp_path: Path, gated_mlps: Path) -> None:
+    model = rewritten_beside(gated_mlps, tmp_path / "o.engine")
+    given = {file: file.read_bytes() for file in tmp_path.glob("o.rewritten.onnx*")}
+    assert len(given) == 2
+    made = tmp_path / "bundle"
+    pipeline.run(pipeline.Request(model, find_target("rtx-blackwell"), bundle=made, plan=tmp_path / "o.plan.yaml"))
+    assert {file: file.read_bytes() for file in given} == given
+    assert all(file.stat().st_nlink == 1 for file in made.rglob("*") if file.is_file())
 
 
 @pytest.mark.slow
