@@ -15,26 +15,38 @@ from trt_nvfp4.graph_passes.planning.plan import Plan
 
 # What an exported model's metadata says: the directory's name.
 EXPORTED = "trt_nvfp4.exported"
+# What is written of a model for TensorRT alone says: the whole model's name.
+WITHOUT_WEIGHTS = "trt_nvfp4.without_weights"
 _NOTE = f"its metadata '{REWRITTEN}'"
 _REWRITE_AGAIN = "rewrite the original model again"
 
 
 def read(path: Path) -> onnx.ModelProto:
-    """The model. Raises BuilderError (model) for a file that is none."""
+    """The model. Raises BuilderError: model for a file that is none, usage for a network whose plugins have their
+    weights in another file."""
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf's own error types
         raise BuilderError(MODEL_AT_FAULT, f"{path}: not an ONNX file, or a truncated one ({error})") from error
     if not model.graph.node:
         raise BuilderError(MODEL_AT_FAULT, f"{path}: not an ONNX model: it has no nodes")
+    if any(entry.key == WITHOUT_WEIGHTS for entry in model.metadata_props):
+        raise BuilderError(
+            USAGE,
+            f"{path}: is what TensorRT builds a --strip engine from, without the weights of its plugins; give "
+            "model.onnx beside it, or the bundle",
+        )
     return model
 
 
 def read_if_any(path: Path) -> onnx.ModelProto | None:
-    """The model; None for a folder, a pipe, and a file that is none, which whoever needs the model reports."""
+    """The model; None for a folder, a pipe, and a file that is none, which whoever needs the model reports. Raises
+    BuilderError (usage) as `read`."""
     try:
         return read(path) if path.is_file() else None
-    except BuilderError:
+    except BuilderError as error:
+        if error.exit_code == USAGE:
+            raise
         return None
 
 

@@ -117,7 +117,8 @@ class Trials:
     """Runs mixes of precisions in ONNX Runtime.
 
     On disk, in `folder`, are the original's outputs, recorded once, and the weights of each subgraph in each precision,
-    quantized once; the rest of the model's weights are read where they are. `left_out`: outputs that no score counts.
+    quantized once, or taken from `checkpoint` where that has them; the rest of the model's weights are read where they
+    are. `left_out`: outputs that no score counts.
     """
 
     def __init__(
@@ -128,9 +129,10 @@ class Trials:
         statistics: Statistics | None,
         budget: Budget,
         folder: Path,
+        checkpoint: NVFP4Checkpoint | None = None,
     ) -> None:
         self._model, self._found, self._plan, self._statistics = model, found, plan, statistics
-        self._budget, self._folder = budget, folder
+        self._budget, self._folder, self.checkpoint = budget, folder, checkpoint
         self.left_out: list[str] = []
         self.recipe = plan.recipe
 
@@ -175,7 +177,7 @@ class Trials:
     def score(self, entries: Iterable[PlannedSubgraph], recorded: Sequence[tuple[Sample, Path]]) -> Score:
         """How the model with these entries carried out (the rest kept) does on samples."""
         plan = replace(self._plan, subgraphs=list(entries))
-        lowered = lower(self._model, plan, self._statistics, found=self._found)
+        lowered = lower(self._model, plan, self._statistics, self.checkpoint, self._found)
         for value in lowered.ir_model.graph.initializers.values():
             tensor = value.const_value
             if tensor is not None and (isinstance(tensor, _ON_DISK) or tensor.nbytes > _INLINE_BYTES):
@@ -270,16 +272,14 @@ def choose_precisions(
     (verification), and the message says how near one comes.
     """
     with scratch(folder) as own:
-        trials = Trials(model, found, plan, statistics, budget, own)
+        trials = Trials(model, found, plan, statistics, budget, own, checkpoint)
         verifying = trials.record("held-out", held_out)
         recorded = trials.record("choosing", choosing)
         planned = plan.check(model, found=found)
         # A decoder's layer has the precision of its parts.
         apart = (*AS_GIVEN, Decision.DECODER)
         groups = sharing([(entry, subgraph) for entry, subgraph in planned if entry.decision not in apart])
-        options = _measure(
-            trials, groups, target, plan.precision, recorded, tokens, require, kv_cache, checkpoint, progress
-        )
+        options = _measure(trials, groups, target, plan.precision, recorded, tokens, require, kv_cache, progress)
         rows = mixes_by_cost(_together(groups, options))
         mixes = [_by_subgraph(row, groups, options) for row in rows]
         progress.step(0, 0, f"verifying the mix on {len(verifying)} held-out samples")
@@ -352,7 +352,6 @@ def _measure(
     tokens: Mapping[str, int],
     require: str | None,
     kv_cache: str,
-    checkpoint: NVFP4Checkpoint | None,
     progress: Progress,
 ) -> dict[str, list[Option]]:
     """The options of every subgraph, of the same decisions in the same order within a group."""
@@ -371,7 +370,7 @@ def _measure(
         for decision in _decisions(*group[0], target, precision, kv_cache)
         if (require is None or group[0][0].kind == ATTENTION or LOWERINGS[decision].meets(require))
         and all(decision in _decisions(*other, target, precision, kv_cache) for other in group[1:])
-        for count in residual_counts([subgraph for _, subgraph in group], decision, recipe, checkpoint)
+        for count in residual_counts([subgraph for _, subgraph in group], decision, recipe, trials.checkpoint)
     ]
     options: dict[str, list[Option]] = {}
     for done, entries in enumerate(wanted):

@@ -17,15 +17,15 @@ from typing import Any
 from trt_nvfp4.builder import roofline
 from trt_nvfp4.builder.bench.decoders import Lengths, lengths_of, predict_steps, time_steps
 from trt_nvfp4.builder.bench.engines import bench_engines
+from trt_nvfp4.builder.bench.original import with_original
 from trt_nvfp4.builder.bench.ranks import bench_ranks
 from trt_nvfp4.builder.bench.result import DECODER_LABELS, LABELS, MODES, Result, check_destination
 from trt_nvfp4.builder.bench.subgraphs import TimedSubgraph, bench_subgraphs
-from trt_nvfp4.builder.bench.subject import Request, Subject, subject_of, target_of
+from trt_nvfp4.builder.bench.subject import Request, Subject, subject_of
 from trt_nvfp4.builder.bench.timing import CudaDevice, Device
 from trt_nvfp4.builder.bench.variants import BASELINES, NATIVE, builds_of, sample_of
 from trt_nvfp4.builder.errors import UNAVAILABLE, USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import Decoder
-from trt_nvfp4.builder.generate.open import prepared
 from trt_nvfp4.builder.generate.tensorrt_runner import open_engine
 from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
 from trt_nvfp4.builder.parallel.manifest import FILE as RANKS
@@ -67,11 +67,7 @@ def bench(
     if (request.subject / RANKS).is_file():
         return bench_ranks(request, progress, device)
     with ExitStack() as made:
-        if request.subject.is_dir():
-            # An export takes minutes: what it is for is asked before.
-            request = replace(request, target=target_of(request, device).name)
-            progress.stage(f"exporting {request.subject.name} to ONNX")
-        exported = replace(request, subject=prepared(request.subject, made, "auto", 1))
+        exported = with_original(request, made, progress, device)
         return _bench(exported, Result("", str(request.subject), ""), progress, device, open_host)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 
 from trt_nvfp4.builder.bench.timing import Device
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
@@ -46,6 +47,8 @@ class Request:
     rounds: int = 50
     warm_up: int = 5
     folder: Path | None = None
+    #: Those of the model's weights that are not in its file, by name.
+    weights: Mapping[str, ir.TensorProtocol] = field(default_factory=dict)
     #: Of a decoder: cached tokens at which a step is timed; none: those of `lengths_of`.
     lengths: tuple[int, ...] = ()
 
@@ -75,14 +78,11 @@ def subject_of(request: Request, device: Callable[[], Device]) -> Subject:
         plan = request.plan or path.with_suffix(".plan.yaml")
         for option, file in (("--model", onnx), ("--plan", plan)):
             if not file.is_file():
-                needed = "baselines are built from the original ONNX and the plan"
-                if file.is_dir():
-                    raise BuilderError(
-                        USAGE,
-                        f"{path}: {needed}, and of {file} no ONNX file was kept: build with --calib-data, which keeps "
-                        f"one, or give {option} FILE",
-                    )
-                raise BuilderError(USAGE, f"{path}: {needed}: add {option} ({file} is not there)")
+                raise BuilderError(
+                    USAGE,
+                    f"{path}: baselines are built from the original ONNX and the plan: add {option} ({file} is not "
+                    "there)",
+                )
         if is_rewritten(read_if_any(onnx)):
             raise BuilderError(
                 USAGE, f"{path}: was built from {onnx}, which has been rewritten; add --model with the original ONNX"
@@ -98,7 +98,7 @@ def subject_of(request: Request, device: Callable[[], Device]) -> Subject:
         )
     if request.plan is not None:
         return _planned(request, path, request.plan, None)
-    model = load(path)
+    model = load(path, None, request.weights)
     model = convert(model, choose(model, "auto"))
     target = target_of(request, device)
     decoder = decoder_of(read(path))
@@ -122,7 +122,7 @@ def _planned(request: Request, onnx: Path, plan: Path, engine: Path | None) -> S
     """Raises PlanError when the plan is not of this model, or not for this target."""
     loaded = Plan.load(plan)
     target = find_target(request.target or loaded.target)
-    model = convert(load(onnx), loaded.activations)
+    model = convert(load(onnx, None, request.weights), loaded.activations)
     found = find_subgraphs(model)
     loaded.check(model, target.capabilities, found)
     decoder = decoder_of(read(onnx))

@@ -39,6 +39,9 @@ class Adapter:
     directory: Path
     factor: float = 1.0
 
+    def __str__(self) -> str:
+        return f"{self.directory}:{self.factor}"
+
     @staticmethod
     def parse(text: str) -> Adapter:
         """Of `DIR` or `DIR:factor`. Raises BuilderError (usage) for a factor that is no finite number."""

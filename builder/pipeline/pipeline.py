@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,8 +58,7 @@ from trt_nvfp4.builder.targets import require_here
 from trt_nvfp4.builder.tensorrt.preflight import check_readable
 from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs
 from trt_nvfp4.common.replacing import made_folder, scratch
-from trt_nvfp4.errors import TrtNvfp4Error
-from trt_nvfp4.graph_passes.load.faults import blaming
+from trt_nvfp4.graph_passes.load.faults import blaming, naming
 from trt_nvfp4.graph_passes.load.source import checked, load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.kernels import note_kernels, slow_kernels
@@ -111,7 +110,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress, made: 
             operate(original, request.surgery, path)
             report.files["model after surgery"] = str(path)
         if weights:
-            made.enter_context(_naming(request.model, path))
+            made.enter_context(naming(request.model, path))
         request = _of_task(request, path)
         model = load(path, observer, weights)
         check_readable(path, read(path))
@@ -233,16 +232,6 @@ def _profiles(
     return [{**profile, **ranges} for profile in profiles]
 
 
-@contextmanager
-def _naming(model: Path, graph: Path) -> Iterator[None]:
-    """Errors name `model`, and not the graph that was made of it in a folder that is removed."""
-    try:
-        yield
-    except TrtNvfp4Error as error:
-        error.args = tuple(str(part).replace(str(graph), str(model)) for part in error.args)
-        raise
-
-
 def _onnx_file(
     request: Request, report: Report, progress: Progress, made: ExitStack
 ) -> tuple[Path, Mapping[str, ir.TensorProtocol]]:
@@ -277,7 +266,15 @@ def _onnx_file(
                 os.replace(file, exported.with_name(file.name))
     if not weights:
         report.files["exported model"] = str(exported)
-    if decoder_of(read(exported)) is not None:
+    decoder = decoder_of(read(exported))
+    report.exported = {
+        "task": "features" if decoder is None else "generate",
+        "cache_capacity": decoder and decoder.capacity,
+        "max_batch": decoder.max_batch if decoder else 1,
+        "all_logits": request.all_logits,
+        "adapter": request.adapter and str(request.adapter),
+    }
+    if decoder is not None:
         copied = copy_tokenizer(request.model, request.base.parent / TOKENIZER)
         if copied is not None:
             report.files["tokenizer"] = str(copied)

@@ -217,11 +217,6 @@ def _check_budget(request: Request) -> None:
         )
     if request.plan is not None:
         raise BuilderError(USAGE, "--plan and --accuracy-budget both decide on precisions; leave one out")
-    if request.packed_weights is not None:
-        raise BuilderError(
-            USAGE,
-            "--accuracy-budget measures weights quantized from the model's own; leave it or --packed-weights out",
-        )
     if request.calib_data is None or is_statistics(request.calib_data):
         raise BuilderError(USAGE, "--accuracy-budget needs input samples to measure with: add --calib-data FILE|DIR")
 

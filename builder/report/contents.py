@@ -38,6 +38,17 @@ class Network(_PlannedNetwork, total=False):
     float32_products: list[str]
 
 
+class ExportOptions(TypedDict):
+    """How a Hugging Face directory was exported: `task` is generate or features; of the first, sizes of the caches;
+    `adapter`: as --adapter takes it."""
+
+    task: str
+    cache_capacity: int | None
+    max_batch: int
+    all_logits: bool
+    adapter: str | None
+
+
 class PluginWeights(TypedDict):
     """Of an engine without the plugins' weights: the file beside it that holds them."""
 

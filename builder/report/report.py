@@ -23,6 +23,7 @@ from trt_nvfp4.builder.profile_times import profiles_line
 from trt_nvfp4.builder.report.contents import (
     Accuracy,
     BudgetOutcome,
+    ExportOptions,
     Network,
     PluginWeights,
     ReportedSubgraph,
@@ -58,6 +59,8 @@ class Report:
     # Inputs and outputs by name, in words: `int64 [batch, sequence]`.
     inputs: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
+    # Of a Hugging Face directory.
+    exported: ExportOptions | None = None
     recipe: str | None = None
     backend: str | None = None
     engine: str | None = None
@@ -215,7 +218,8 @@ def load(path: Path) -> Report:
 def _complete(found: dict[str, Any]) -> None:
     """Adds what reports of earlier versions lack, as far as a value says that it is not known."""
     # Before --strip, and before these were listed.
-    for name, nothing in (("plugin_weights", None), ("command", ""), ("date", ""), ("inputs", {}), ("outputs", {})):
+    earlier: dict[str, Any] = {"plugin_weights": None, "exported": None, "command": "", "date": ""}
+    for name, nothing in (earlier | {"inputs": {}, "outputs": {}}).items():
         found.setdefault(name, nothing)
     # An empty object was what is None today.
     for name in ("network", "budget", "predicted", "token_bytes", "accuracy"):

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 from onnx.external_data_helper import ExternalDataInfo, set_external_data, uses_external_data
 
+from trt_nvfp4.builder.onnx_file import WITHOUT_WEIGHTS
 from trt_nvfp4.builder.tensorrt.weights_file import CHUNK, Tensor, WeightsFile, read_chunks, write
 from trt_nvfp4.common.external_data import external_files, tensors
 from trt_nvfp4.common.nested_graphs import within
@@ -71,6 +72,7 @@ def strip(model: Path, whole: Path, network: Path) -> WeightsFile | None:
         for name, tensor in moved.items()
         if name not in given
     )
+    proto.metadata_props.add(key=WITHOUT_WEIGHTS, value=whole.name)
     onnx.save(proto, network)
     return written
 

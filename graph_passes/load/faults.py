@@ -33,6 +33,16 @@ def blaming(path: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def naming(model: Path, graph: Path) -> Iterator[None]:
+    """Errors name `model`, and not the graph that was made of it in a folder that is removed."""
+    try:
+        yield
+    except TrtNvfp4Error as error:
+        error.args = tuple(str(part).replace(str(graph), str(model)) for part in error.args)
+        raise
+
+
 def _fault(path: Path) -> str | None:
     """What is wrong with the model, None where nothing is."""
     try:

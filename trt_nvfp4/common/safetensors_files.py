@@ -54,6 +54,11 @@ class SafetensorsFiles(Mapping[str, Path]):
         with self._file(name) as file:
             return str(file.get_slice(name).get_dtype())
 
+    def metadata(self, name: str) -> dict[str, str]:
+        """What the file that holds a tensor says beside its tensors."""
+        with self._file(name) as file:
+            return file.metadata() or {}
+
     @contextmanager
     def _file(self, name: str) -> Iterator[Any]:
         """The file that holds a tensor, opened."""
@@ -80,10 +85,16 @@ def _tensor_files(path: Path) -> dict[str, Path]:
     """Which file holds each tensor."""
     if not path.exists():
         raise CalibrationError(f"{path}: no such file or folder")
-    index = path / _INDEX
+    index, whole = path / _INDEX, path / _WHOLE
     if index.is_file():
-        return _indexed_files(index)
-    if (whole := path / _WHOLE).is_file():  # what else lies there are variants of it, or other models
+        found = _indexed_files(index)
+        if whole.is_file() and whole.resolve() not in found.values():
+            raise CalibrationError(
+                f"{path}: holds {_WHOLE} and {_INDEX}, which lists other files; keep the checkpoint's own files alone "
+                "in the folder"
+            )
+        return found
+    if whole.is_file():  # what else lies there are variants of it, or other models
         return dict.fromkeys(_names(whole), whole)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:

@@ -13,6 +13,8 @@ from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
 
 _WORD, _BYTE = 32, 8
 GPTQ_METHODS = ("gptq", "auto-round", "intel/auto-round")
+# Versions of AWQ whose files hold the same; others lie in orders for one kernel.
+_AWQ_LAYOUTS = (None, "gemm", "exllama", "ipex", "auto_round:auto_awq")
 # Columns of AWQ's eight values in a word, from the lowest bits on.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -91,7 +93,12 @@ def awq(parts: Parts) -> QuantizedWeight | None:
     if len(words) != 2 or len(scales) != 2 or words[1] * 8 != scales[1]:
         return None
     (k, _), (count, n) = words, scales
-    group = group_size(parts, k, count)
+    group, layout = group_size(parts, k, count), parts.settings.layout
+    if layout not in _AWQ_LAYOUTS:
+        raise parts.error(
+            f"{parts.weight} is packed as by AWQ's version {layout}, and {', '.join(filter(None, _AWQ_LAYOUTS))} are "
+            "read"
+        )
     if parts.settings.bits not in (None, 4) or parts.shape("qzeros") != (count, n // 8) or group is None:
         raise parts.error(
             f"{parts.weight} must hold AWQ's 4-bit values [K, N/8], scales [G, N] and zero points [G, N/8], found "

@@ -68,6 +68,10 @@ class Parts:
         """Its type, as safetensors names it."""
         return self.files.dtype(self.keys[role])
 
+    def metadata(self, role: str) -> dict[str, str]:
+        """What its file says beside its tensors."""
+        return self.files.metadata(self.keys[role])
+
     def scale(self, role: str) -> Tensor:
         """A tensor of scales in float32; of 8-bit unsigned integers, E8M0's powers of two.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from trt_nvfp4.builder.export.checkpoints.parts import Parts
 from trt_nvfp4.builder.export.checkpoints.scales import spread
 from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
+from trt_nvfp4.common.json_text import parse_json
 
 _FORMATS = {"F8_E4M3": "FP8", "F8_E5M2": "FP8 (E5M2)", "I8": "INT8"}
 _INT8_MAX = 127
@@ -21,6 +22,10 @@ def scaled(parts: Parts) -> QuantizedWeight | None:
     scale = "scale_inv" if "scale_inv" in parts.keys else "scale"
     if not parts.has({values, scale}, {"zero_point"}) or parts.dtype(values) not in _FORMATS:
         return None
+    if values == "qdata" and _is_swizzled(parts):
+        raise parts.error(
+            f"{parts.keys[scale]} lies in an order for one kernel (is_swizzled_scales), which is not read"
+        )
     return QuantizedWeight(
         parts, _FORMATS[parts.dtype(values)], parts.shape(values), lambda: _read(parts, values, scale)
     )
@@ -52,6 +57,16 @@ def bitsandbytes_int8(parts: Parts) -> QuantizedWeight | None:
         return parts.read("weight").float() * (rows / _INT8_MAX)
 
     return QuantizedWeight(parts, "INT8 (bitsandbytes)", parts.shape("weight"), dequantize)
+
+
+def _is_swizzled(parts: Parts) -> bool:
+    """As torchao describes the weight in the metadata of its file."""
+    try:
+        described = parse_json(parts.metadata("qdata").get(parts.weight, "{}"))
+    except ValueError:
+        return False
+    data = described.get("_data") if isinstance(described, dict) else None
+    return isinstance(data, dict) and bool(data.get("is_swizzled_scales"))
 
 
 def _read(parts: Parts, values: str, role: str) -> Tensor:

@@ -23,12 +23,16 @@ def spread(parts: Parts, role: str, scale: Tensor, shape: Sequence[int]) -> Tens
     if scale.numel() == 1:
         return scale.reshape(())
     scale = _with_all_axes(parts, role, scale, shape)
-    block = _block(parts, scale, shape)
+    block = _block(parts, role, scale, shape)
     for axis, (count, size) in enumerate(zip(scale.shape, shape, strict=True)):
         if count in (1, size):
             continue
-        in_block = block is not None and axis >= len(shape) - 2
-        of_block = block[axis - len(shape)] if block is not None and in_block else group_size(parts, size, count)
+        if block is not None and axis >= len(shape) - 2:
+            of_block: int | None = block[axis - len(shape)]
+        elif axis == len(shape) - 1:
+            of_block = group_size(parts, size, count)
+        else:
+            of_block = _even(size, count)
         if of_block is None:
             raise _misfit(parts, role, scale.shape, shape)
         scale = scale.repeat_interleave(of_block, axis).narrow(axis, 0, size)
@@ -37,10 +41,22 @@ def spread(parts: Parts, role: str, scale: Tensor, shape: Sequence[int]) -> Tens
 
 def group_size(parts: Parts, size: int, count: int) -> int | None:
     """How many of `size` columns share one of `count` scales: as the configuration states, the last group being smaller
-    where they do not divide; else as many in each. None where neither is possible."""
-    stated = parts.settings.group
-    if stated is not None and -(-size // stated) == count:
-        return stated
+    where they do not divide; where it states nothing, as many in each. None where neither is possible, or several
+    are."""
+    if count == 1:
+        return size
+    stated = parts.settings.groups
+    fitting = [group for group in stated if _fits(size, group, count)]
+    if not stated:
+        return _even(size, count)
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _fits(size: int, of: int, count: int) -> bool:
+    return -(-size // of) == count
+
+
+def _even(size: int, count: int) -> int | None:
     return size // count if count and size % count == 0 else None
 
 
@@ -55,17 +71,26 @@ def _with_all_axes(parts: Parts, role: str, scale: Tensor, shape: Sequence[int])
     raise _misfit(parts, role, scale.shape, shape)
 
 
-def _block(parts: Parts, scale: Tensor, shape: Sequence[int]) -> tuple[int, int] | None:
+def _block(parts: Parts, role: str, scale: Tensor, shape: Sequence[int]) -> tuple[int, int] | None:
     """Rows and columns that share a scale, as the configuration says or else as is usual; None where it is not of
-    blocks of both."""
+    blocks of both. Raises CalibrationError where none of those that are stated fits."""
     if scale.dim() < 2 or scale.shape[-2] == shape[-2] > 1:  # of rows, or of groups in them
         return None
-
-    def fits(block: tuple[int, int]) -> bool:
-        return all(-(-size // of) == n for size, of, n in zip(shape[-2:], block, scale.shape[-2:], strict=True))
-
-    return next((block for block in (parts.settings.block, _BLOCK) if block is not None and fits(block)), None)
+    stated = parts.settings.blocks
+    counts = scale.shape[-2:]
+    fitting = [
+        block
+        for block in stated or (_BLOCK,)
+        if all(_fits(size, of, n) for size, of, n in zip(shape[-2:], block, counts, strict=True))
+    ]
+    if stated and len(fitting) != 1 and not all(n in (1, size) for size, n in zip(shape[-2:], counts, strict=True)):
+        raise _misfit(parts, role, scale.shape, shape)
+    return fitting[0] if fitting else None
 
 
 def _misfit(parts: Parts, role: str, found: Sequence[int], shape: Sequence[int]) -> Exception:
-    return parts.error(f"{parts.keys[role]} holds scales {list(found)}, which do not fit values {list(shape)}")
+    settings = parts.settings
+    blocks = [f"{rows} x {columns}" for rows, columns in sorted(settings.blocks)]
+    stated = ", ".join([*blocks, *map(str, sorted(settings.groups))])
+    by = f" by the blocks and groups that config.json states ({stated})" if stated else ""
+    return parts.error(f"{parts.keys[role]} holds scales {list(found)}, which do not fit values {list(shape)}{by}")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from trt_nvfp4.common.json_text import read_json
 
-T = TypeVar("T")
+# What is said of activations is not of weights.
+_OF_ACTIVATIONS = ("input_activations", "output_activations", "kv_cache_scheme")
+# As compressed-tensors wrote blocks at first.
+_BLOCK_TEXT = re.compile(r"(\d{1,9})x(\d{1,9})")
 # Where configurations of several parts keep it.
 _PARTS = ("text_config", "language_config", "llm_config")
 
@@ -18,15 +22,15 @@ _PARTS = ("text_config", "language_config", "llm_config")
 class Settings:
     """Of `quantization_config` in config.json, or of hf_quant_config.json (ModelOpt); None where neither states it.
 
-    `method`: the library or format. `block`: rows and columns that share a scale of blockwise FP8. `group`: columns
-    that do. `bits`: of packed integers. `layout`: GPTQ's `checkpoint_format` or AWQ's `version`, in lower
-    case. `cache`: the format of caches of keys and values, such as "FP8".
+    `method`: the library or format. `blocks`: rows and columns that share a scale of blockwise FP8, and `groups`:
+    columns that do; modules may have several. `bits`: of packed integers. `layout`: GPTQ's `checkpoint_format` or AWQ's
+    `version`, in lower case. `cache`: the format of caches of keys and values, such as "FP8".
     """
 
     method: str | None = None
     bits: int | None = None
-    block: tuple[int, int] | None = None
-    group: int | None = None
+    blocks: frozenset[tuple[int, int]] = frozenset()
+    groups: frozenset[int] = frozenset()
     layout: str | None = None
     cache: str | None = None
 
@@ -40,11 +44,14 @@ class Settings:
         layout = found.get("checkpoint_format", found.get("version"))
         if isinstance(packing := found.get("packing_format"), str):  # auto-round's "auto_round:auto_gptq"
             layout = "gptq" if packing.endswith("gptq") else packing
+        stated = [*_stated(found, "weight_block_size"), *_stated(found, "block_structure")]
+        blocks = {block for value in stated if (block := _block(value)) is not None}
+        groups = {group for value in _stated(found, "group_size") if (group := _positive(value)) is not None}
         return Settings(
             method.lower() if isinstance(method, str) else None,
             _positive(found.get("bits", found.get("w_bit"))),
-            _block(found.get("weight_block_size")) or _of_all_groups(found, "block_structure", _block),
-            _positive(found.get("group_size")) or _of_all_groups(found, "group_size", _positive),
+            frozenset(block for block in blocks if block[0] > 1),
+            frozenset(groups | {columns for rows, columns in blocks if rows == 1}),
             layout.lower() if isinstance(layout, str) else None,
             _cache(found) or _cache(beside or {}),
         )
@@ -90,19 +97,18 @@ def _positive(value: Any) -> int | None:
 
 
 def _block(value: Any) -> tuple[int, int] | None:
+    if isinstance(value, str) and (match := _BLOCK_TEXT.fullmatch(value)):
+        value = [int(size) for size in match.groups()]
     if not isinstance(value, list) or len(value) != 2:
         return None
     rows, columns = map(_positive, value)
     return (rows, columns) if rows and columns else None
 
 
-def _of_all_groups(found: Mapping[str, Any], name: str, parse: Callable[[Any], T | None]) -> T | None:
-    """What compressed-tensors states of weights, where all groups of modules have the same."""
-    groups = found.get("config_groups")
-    weights = (
-        [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
-        if isinstance(groups, Mapping)
-        else []
-    )
-    values = {parse(part.get(name)) for part in weights if isinstance(part, Mapping)}
-    return values.pop() if len(values) == 1 else None
+def _stated(found: Mapping[str, Any], name: str) -> Iterator[Any]:
+    """What it states under `name` for weights: of all modules, of groups of them, or of single ones."""
+    for key, value in found.items():
+        if key == name:
+            yield value
+        elif isinstance(value, Mapping) and key not in _OF_ACTIVATIONS:
+            yield from _stated(value, name)

@@ -17,7 +17,11 @@ from typer.testing import CliRunner
 from onnx_models import moe_spellings, zoo
 from onnx_models.moe_spellings import Moe, MoeSpec
 from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.accuracy.budget import Score
+from trt_nvfp4.builder.accuracy.runners import session
 from trt_nvfp4.builder.cli.build_engine import app
+from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
+from trt_nvfp4.calibration.samples.samples import input_specs, save_sample
 from trt_nvfp4.common import nvfp4
 
 
@@ -117,7 +121,6 @@ def test_layers_left_in_16_bits(llama: Model, left: str) -> None:
         ),
         (["--precision", "bf16"], "the plan has no NVFP4 plugin"),
         (["--recipe", "awq", "--calib-data", "x.npz"], "recipe 'awq' scales channels of weights"),
-        (["--accuracy-budget", "cosine>=0.9", "--calib-data", "x.npz"], "--accuracy-budget measures weights quantized"),
     ],
 )
 def test_nothing_takes_them(options: list[str], text: str, llama: Model) -> None:
@@ -128,3 +131,24 @@ def test_nothing_takes_them(options: list[str], text: str, llama: Model) -> None
     assert found["exit_code"] == errors.USAGE
     assert text in found["error"]
     assert not (folder / "o.rewritten.onnx").exists()
+
+
+def test_budgets_measure_the_weights_that_are_taken(llama: Model, rng: np.random.Generator) -> None:
+    """And not the model's own, quantized here, which are others."""
+    folder, weights = llama
+    save(folder, weights)
+    original = folder / "model.onnx"
+    samples = random_samples(input_specs(original), vocabulary(original), 4, rng, {})
+    (folder / "samples").mkdir()
+    for index, sample in enumerate(samples):
+        save_sample(folder / "samples" / f"{index}.npz", sample)
+    report = build(
+        folder, "--calib-data", str(folder / "samples"), "--accuracy-budget", "sqnr>=0", "--require", "nvfp4"
+    )
+    assert "budget" in report, report
+    before, after = session(original), session(folder / "o.rewritten.onnx")
+    names = [output.name for output in before.get_outputs()]
+    score = Score("sqnr")
+    expected, found = (dict(zip(names, runner.run(None, samples[1]), strict=True)) for runner in (before, after))
+    score.add(samples[1], expected, found)
+    assert report["budget"]["achieved"] == pytest.approx(score.value)

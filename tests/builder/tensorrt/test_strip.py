@@ -15,11 +15,15 @@ import numpy as np
 import onnx
 import pytest
 from safetensors import safe_open
+from typer.testing import CliRunner
 
 from onnx_models.fake_gpu import FakeEngine, FakeRuntime
+from onnx_models.small_decoders import saved
 from trt_nvfp4.builder.accuracy.runners import session
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.cli import bench_engine, build_engine, compare_engine, inspect_engine
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.generate.cuda import Cuda
+from trt_nvfp4.builder.generate.open import open_runner
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.builder.tensorrt import weights_file
@@ -73,6 +77,49 @@ def test_a_model_without_plugins_is_not_stripped(tmp_path: Path, gated_mlps: Pat
     report = pipeline.run(request(gated_mlps, bundle=tmp_path / "b", precision="bf16"))
     assert any("no plugin has weights" in warning for warning in report.warnings)
     assert json.loads((tmp_path / "b" / MANIFEST).read_text())["weights"] is None
+
+
+def test_a_stripped_decoder_runs_in_torch(tmp_path: Path) -> None:
+    """Where there is no TensorRT: the bundle, and the rewritten model beside it, with the weights of the one file."""
+    pytest.importorskip("transformers")
+    saved("llama", tmp_path / "hf", 0)
+    options: dict[str, Any] = {"cache_capacity": 16, "recipe": "max"}
+    plain = pipeline.Request(tmp_path / "hf", find_target("rtx-blackwell"), bundle=tmp_path / "plain", **options)
+    pipeline.run(plain)
+    stripped = tmp_path / "stripped"
+    pipeline.run(request(tmp_path / "hf", bundle=stripped, **options))
+    assert json.loads((stripped / MANIFEST).read_text())["weights"]["inputs"]
+    found = []
+    for path in (tmp_path / "plain", stripped, stripped / "model.onnx", tmp_path / "stripped.rewritten.onnx"):
+        runner = open_runner(path, runner="torch")
+        runner.start(1)
+        logits = runner.step(np.array([[3, 1, 4]]), np.zeros(1, np.int64), np.full(1, 3))
+        found.append(logits.host())
+        runner.close()
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+    with pytest.raises(BuilderError, match=r"give model\.onnx beside it, or the bundle"):
+        open_runner(stripped / NETWORK, runner="torch")
+
+
+def test_the_network_without_weights_is_no_model(tmp_path: Path, gated_mlps: Path) -> None:
+    """Every command refuses it with one message."""
+    pipeline.run(request(gated_mlps, bundle=tmp_path / "b"))
+    network, model = str(tmp_path / "b" / NETWORK), str(gated_mlps)
+    target = ["--target", "rtx-blackwell"]
+    for app, arguments in (
+        (
+            build_engine.app,
+            [network, "--plan", str(tmp_path / "b.plan.yaml"), "-o", str(tmp_path / "o.engine"), *target],
+        ),
+        (compare_engine.app, [model, network]),
+        (bench_engine.app, [network, *target]),
+        (inspect_engine.app, [network]),
+    ):
+        shown = CliRunner().invoke(app, arguments)
+        assert shown.exit_code == USAGE, shown.output
+        assert f"{network}: is what TensorRT builds a --strip engine from" in shown.stderr
+        assert shown.stderr.count("error:") == 1
 
 
 @pytest.mark.slow
