@@ -269,10 +269,10 @@ def _onnx_file(
     decoder = decoder_of(read(exported))
     report.exported = {
         "task": "features" if decoder is None else "generate",
-        "cache_capacity": decoder and decoder.capacity,
+        "cache_capacity": None if decoder is None else decoder.capacity,
         "max_batch": decoder.max_batch if decoder else 1,
         "all_logits": request.all_logits,
-        "adapter": request.adapter and str(request.adapter),
+        "adapter": None if request.adapter is None else str(request.adapter),
     }
     if decoder is not None:
         copied = copy_tokenizer(request.model, request.base.parent / TOKENIZER)
