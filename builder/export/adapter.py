@@ -23,6 +23,11 @@ _CONFIG, _WEIGHTS, _PREFIX = "adapter_config.json", "adapter_model.safetensors",
 _MERGE_IT = "merge it with peft (merge_and_unload), save that and give its directory"
 # The two factors of a weight's change, with A first, by their names in linears and in embeddings.
 _FACTORS = (("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B"))
+# Options by which more changes than weights by the product of two factors, or not for all tokens.
+_MORE_THAN_FACTORS = (
+    *("use_dora", "use_qalora", "use_bdlora", "lora_bias", "target_parameters", "layer_replication"),
+    *("trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config"),
+)
 # Ways to begin a training that leave the base as it is.
 _PLAIN_BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal")
 
@@ -74,11 +79,27 @@ class Adapter:
                 if other not in files:
                     raise self._error(f"it has {key} and no {other}; download it again")
                 changes.append((key, other))
+        for key, _ in changes:
+            self._check_alone(model, _module(key))
         # First whole weights: those of embeddings, which peft saves beside their changes.
         for key in sorted(files.keys() - {key for pair in changes for key in pair}):
             self._replace(model, key, files.read(key))
         for key, other in changes:
             self._merge(model, _module(key), files.read(key), files.read(other), config)
+
+    def _check_alone(self, model: torch.nn.Module, name: str) -> None:
+        """Refuse a change of one of the modules that have a weight in common: as trained, the others keep theirs."""
+        weight = getattr(self._find(model, name), "weight", None)
+        others = [
+            other
+            for other, module in model.named_modules()
+            if other != name and isinstance(weight, Tensor) and getattr(module, "weight", None) is weight
+        ]
+        if others:
+            raise self._error(
+                f"it changes {name}, whose weight is that of {', '.join(others)}, too, and as trained only one of them "
+                f"changes; save the base with two weights (tie_word_embeddings=False), or {_MERGE_IT}"
+            )
 
     def _merge(self, model: torch.nn.Module, name: str, a: Tensor, b: Tensor, config: Mapping[str, Any]) -> None:
         module = self._find(model, name)
@@ -158,7 +179,7 @@ class Adapter:
         rank = config.get("r")
         if not isinstance(rank, int) or rank < 1:
             raise self._error(f"its rank (r in {_CONFIG}) is {rank!r}: it changes nothing")
-        for option in ("use_dora", "lora_bias", "target_parameters", "layer_replication", "trainable_token_indices"):
+        for option in _MORE_THAN_FACTORS:
             if config.get(option):
                 raise self._error(f"{option} in {_CONFIG} is not merged here; {_MERGE_IT}")
         if config.get("init_lora_weights", True) not in _PLAIN_BEGINNINGS:

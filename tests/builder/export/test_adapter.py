@@ -18,11 +18,12 @@ transformers = pytest.importorskip("transformers")
 
 
 def base(folder: Path, kind: str = "llama", hidden: int = 32) -> Path:
-    """A directory of a language model."""
+    """A directory of a language model; "tied": its head is the embedding, "biased": its linears have biases."""
     if kind == "gpt2":  # its linears hold inputs first
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=2, n_embd=hidden, vocab_size=48))
     else:
         sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 48}
+        sizes |= {"tie_word_embeddings": kind == "tied", "attention_bias": kind == "biased"}
         config = transformers.LlamaConfig(hidden_size=hidden, intermediate_size=64, **sizes)
         model = transformers.LlamaForCausalLM(config)
     model.save_pretrained(folder)
@@ -36,7 +37,7 @@ def saved_adapter(directory: Path, folder: Path, **options: Any) -> dict[str, to
     tuned = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **options))
     with torch.no_grad():
         for name, parameter in tuned.named_parameters():
-            if "lora_" in name or "modules_to_save" in name:
+            if "lora_" in name or "modules_to_save" in name or parameter.requires_grad:
                 parameter.copy_(torch.randn(parameter.shape) / 4)
     tuned.save_pretrained(folder)
     # As loaded: what is saved is what counts.
@@ -52,6 +53,30 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"r": 4, "target_modules": ["q_proj", "v_proj"], "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 3}},
     ),
+    "ranks by layer, rslora": (
+        "llama",
+        {
+            "r": 8,
+            "lora_alpha": 5,
+            "use_rslora": True,
+            "target_modules": "all-linear",
+            "rank_pattern": {r".*mlp\.up_proj": 3, "layers.0.self_attn.q_proj": 5},
+            "alpha_pattern": {"^model.layers.0.mlp.*": 7, "v_proj": 2},
+        },
+    ),
+    "trained biases": ("biased", {"r": 2, "target_modules": ["q_proj", "v_proj"], "bias": "lora_only"}),
+    "all biases": ("biased", {"r": 2, "target_modules": ["q_proj"], "bias": "all"}),
+    "a norm and the embedding whole": (
+        "llama",
+        {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["input_layernorm", "embed_tokens"]},
+    ),
+    "a whole head that was tied": ("tied", {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
+    "tied, and left alone": ("tied", {"r": 2, "target_modules": ["down_proj"]}),
+    "the head": ("llama", {"r": 2, "target_modules": ["lm_head", "embed_tokens"]}),
+    "inputs first, said wrongly": ("llama", {"r": 2, "target_modules": ["q_proj"], "fan_in_fan_out": True}),
+    "inputs first, unsaid": ("gpt2", {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": False}),
+    "no layers but one": ("llama", {"r": 2, "target_modules": ["q_proj"], "layers_to_transform": [0]}),
+    "a trained beginning": ("llama", {"r": 2, "target_modules": ["q_proj"], "init_lora_weights": "gaussian"}),
     "whole modules": ("llama", {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
     "embedding": ("llama", {"r": 2, "target_modules": ["embed_tokens"]}),
     "inputs first": ("gpt2", {"r": 4, "target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}),
@@ -108,6 +133,11 @@ def test_factors_that_are_none(text: str) -> None:
         ({"r": 0}, "its rank .* is 0"),
         ({"peft_type": "IA3"}, "peft_type .* is 'IA3'"),
         ({"use_dora": True}, "use_dora"),
+        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
+        ({"use_bdlora": {"nblocks": 2}}, "use_bdlora"),
+        ({"arrow_config": {"top_k": 3}}, "arrow_config"),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
+        ({"lora_bias": True}, "lora_bias"),
         ({"init_lora_weights": "pissa"}, "changes the base"),
         ({"lora_alpha": "much"}, "must state lora_alpha"),
         ({"lora_alpha": 1e300}, "infinite or NaN"),
@@ -146,6 +176,23 @@ def test_weights_that_are_refused(change: Any, message: str, handmade: Path, tmp
     with pytest.raises(BuilderError, match=message) as raised:
         load_model(base(tmp_path / "base"), adapter=Adapter(handmade))
     assert raised.value.exit_code == MODEL_AT_FAULT
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_a_weight_of_two_modules(target: str, tmp_path: Path) -> None:
+    """As trained, one of them changes; peft's merge changes both."""
+    directory = base(tmp_path / "base", "tied")
+    saved_adapter(directory, tmp_path / "adapter", r=2, target_modules=[target])
+    with pytest.raises(BuilderError, match=r"whose weight is that of .*, too, .*; save the base with two weights"):
+        load_model(directory, adapter=Adapter(tmp_path / "adapter"))
+
+
+@pytest.mark.parametrize("kind", ["use_dora", "use_qalora"])
+def test_kinds_that_do_more_as_peft_saves_them(kind: str, tmp_path: Path) -> None:
+    directory = base(tmp_path / "base")
+    saved_adapter(directory, tmp_path / "adapter", r=2, target_modules=["q_proj"], **{kind: True})
+    with pytest.raises(BuilderError, match=f"{kind} in adapter_config.json is not merged here; merge it with peft"):
+        load_model(directory, adapter=Adapter(tmp_path / "adapter"))
 
 
 def test_pickled_adapters(handmade: Path, tmp_path: Path) -> None:
