@@ -92,6 +92,11 @@ class QuantizedDirectory:
         return bool(self.weights or self.cache_scales)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether all that it holds is in 16 bits or more."""
+        return bool(self.plain) and all(self._files.dtype(key) in _SIXTEEN_BITS for key in self.plain)
+
+    @property
     def formats(self) -> dict[str, int]:
         """How many weights there are of each format, the most frequent first."""
         found: dict[str, int] = {}
@@ -218,7 +223,7 @@ def held_tensors(directory: Path) -> QuantizedDirectory | None:
         found = QuantizedDirectory(directory, config)
     except CalibrationError as error:
         raise BuilderError(MODEL_AT_FAULT, str(error)) from error
-    if not found.is_quantized and method is not None:
+    if not found.is_quantized and method is not None and not (stated and stated.get("dequantize") and found.is_plain):
         raise BuilderError(
             MODEL_AT_FAULT,
             f"{directory}: its weights are quantized, by {method}, in a format that is not read, which is one of "

@@ -22,6 +22,12 @@ def scaled(parts: Parts) -> QuantizedWeight | None:
     scale = "scale_inv" if "scale_inv" in parts.keys else "scale"
     if not parts.has({values, scale}, {"zero_point"}) or parts.dtype(values) not in _FORMATS:
         return None
+    kind = "int" if parts.dtype(values) == "I8" else "float"
+    if parts.settings.kinds not in (frozenset(), {kind}, {"int", "float"}):
+        raise parts.error(
+            f"{parts.keys[values]} is {parts.dtype(values)}, and config.json states values of type "
+            f"{', '.join(parts.settings.kinds)}"
+        )
     if values == "qdata" and _is_swizzled(parts):
         raise parts.error(
             f"{parts.keys[scale]} lies in an order for one kernel (is_swizzled_scales), which is not read"

@@ -12,6 +12,8 @@ from trt_nvfp4.common.json_text import read_json
 
 # What is said of activations is not of weights.
 _OF_ACTIVATIONS = ("input_activations", "output_activations", "kv_cache_scheme")
+_KINDS = {"int", "float"}
+_FP8_METHODS = ("fp8", "fbgemm_fp8")
 # As compressed-tensors wrote blocks at first.
 _BLOCK_TEXT = re.compile(r"(\d{1,9})x(\d{1,9})")
 # Where configurations of several parts keep it.
@@ -24,7 +26,8 @@ class Settings:
 
     `method`: the library or format. `blocks`: rows and columns that share a scale of blockwise FP8, and `groups`:
     columns that do; modules may have several. `bits`: of packed integers. `layout`: GPTQ's `checkpoint_format` or AWQ's
-    `version`, in lower case. `cache`: the format of caches of keys and values, such as "FP8".
+    `version`, in lower case. `kinds`: "int" and "float", which values are. `cache`: the format of caches of keys and
+    values, such as "FP8".
     """
 
     method: str | None = None
@@ -32,6 +35,7 @@ class Settings:
     blocks: frozenset[tuple[int, int]] = frozenset()
     groups: frozenset[int] = frozenset()
     layout: str | None = None
+    kinds: frozenset[str] = frozenset()
     cache: str | None = None
 
     @staticmethod
@@ -53,6 +57,7 @@ class Settings:
             frozenset(block for block in blocks if block[0] > 1),
             frozenset(groups | {columns for rows, columns in blocks if rows == 1}),
             layout.lower() if isinstance(layout, str) else None,
+            frozenset({"float"} if method in _FP8_METHODS else _KINDS & {str(kind) for kind in _stated(found, "type")}),
             _cache(found) or _cache(beside or {}),
         )
 

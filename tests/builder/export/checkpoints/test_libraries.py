@@ -123,7 +123,8 @@ class TestModelOpt:
         plain.load_state_dict(state)
         with torch.no_grad():
             logits = plain(ids).logits
-        assert torch.cosine_similarity(original.flatten(), logits.flatten(), 0) > 0.99
+        # Of four bits and random weights: 0.986 to 0.995 in twelve draws.
+        assert torch.cosine_similarity(original.flatten(), logits.flatten(), 0) > 0.97
 
     @pytest.mark.parametrize(
         ("name", "form"),
@@ -209,6 +210,49 @@ class TestCompressedTensors:
         )
         # The library works NVFP4 out in bfloat16.
         assert_values(found, dict(own.state_dict()), rtol=1e-2 if scheme == "NVFP4A16" else 1e-5)
+
+
+class TestTorchAO:
+    """torchao's tensors, flattened as its safetensors are."""
+
+    @pytest.fixture(autouse=True)
+    def library(self) -> None:
+        pytest.importorskip("torchao.prototype.safetensors.safetensors_support")
+
+    def saved(self, name: str, folder: Path, seed: int, **options: Any) -> Any:
+        from torchao import quantization
+        from torchao.prototype import mx_formats
+        from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+        model = llama(seed)
+        config = getattr(quantization, name, None) or getattr(mx_formats, name)
+        quantization.quantize_(
+            model,
+            config(**options),
+            lambda module, path: isinstance(module, torch.nn.Linear) and path.endswith("_proj"),
+        )
+        tensors, metadata = flatten_tensor_state_dict(model.state_dict())
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / "model.safetensors", metadata)
+        stated = {"model_type": "llama", "quantization_config": {"quant_method": "torchao"}}
+        (folder / "config.json").write_text(json.dumps(stated))
+        return model
+
+    @pytest.mark.parametrize(
+        ("name", "form", "options"),
+        [
+            ("Float8WeightOnlyConfig", "FP8", {}),
+            ("Int8WeightOnlyConfig", "INT8", {"version": 2}),
+            ("IntxWeightOnlyConfig", "INT8", {"weight_dtype": torch.int4}),
+        ],
+    )
+    def test_what_it_dequantizes(
+        self, name: str, form: str, options: dict[str, Any], seed: int, tmp_path: Path
+    ) -> None:
+        model = self.saved(name, tmp_path, seed, **options)
+        found = read(tmp_path)
+        assert set(found.formats) == {form}
+        state = {key: value.dequantize() for key, value in model.state_dict().items() if key.endswith("_proj.weight")}
+        assert_values(found, state)
 
 
 class TestLayers:

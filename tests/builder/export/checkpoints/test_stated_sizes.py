@@ -118,6 +118,35 @@ def test_scales_of_torchao_in_an_order_for_one_kernel(tmp_path: Path) -> None:
         read(tmp_path, tensors, stated, {f"{MODULE}weight": json.dumps(described)})
 
 
+@pytest.mark.parametrize(
+    ("dtype", "stated"),
+    [
+        (torch.int8, {"quant_method": "fp8"}),
+        (torch.int8, groups({"num_bits": 8, "type": "float"})),
+        (torch.float8_e4m3fn, groups({"num_bits": 8, "type": "int"})),
+    ],
+)
+def test_bytes_of_another_type(dtype: torch.dtype, stated: dict[str, Any], tmp_path: Path) -> None:
+    """A header that calls FP8 INT8, or the other way round."""
+    tensors = {"weight": torch.ones(N, K).to(dtype), "weight_scale": torch.ones(N, 1)}
+    with pytest.raises(BuilderError, match=r"and config\.json states values of type"):
+        read(tmp_path, tensors, stated)
+    both = groups({"num_bits": 8, "type": "int"}, {"num_bits": 8, "type": "float"})
+    assert (read(tmp_path, tensors, both) == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int32])
+def test_files_that_are_said_to_be_dequantized(dtype: torch.dtype, tmp_path: Path) -> None:
+    save_file({f"{MODULE}weight": torch.ones(2, 2, dtype=dtype)}, tmp_path / "model.safetensors")
+    stated = {"quant_method": "mxfp4", "dequantize": True}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_oss", "quantization_config": stated}))
+    if dtype is torch.bfloat16:
+        assert quantized_directory(tmp_path) is None
+        return
+    with pytest.raises(BuilderError, match="by mxfp4, in a format that is not read"):
+        quantized_directory(tmp_path)
+
+
 def test_two_sets_of_files(tmp_path: Path) -> None:
     """transformers reads the single file, others the index."""
     save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
