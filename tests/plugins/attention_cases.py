@@ -33,16 +33,20 @@ class Shape:
         return {"heads": self.heads, "epsilon": 1e-5, "fp8_cache": int(fp8)} | rope | self.options
 
 
+#: Sequences of one new token and of very different lengths; several new tokens of few heads; a head of 256.
+RAGGED = Shape(4, 2, 64, 40, 1, (0, 1, 15, 16, 39), 64)
+NORMED = Shape(6, 2, 128, 300, 5, (16, 295), 128, {"qk_norm": 1, "softcap": 5.0})
+LONG_HEAD = Shape(4, 1, 256, 600, 3, (577, 0), 128, {"window": 100})
 #: A head that is padded to 128, in one tile of queries; and several tiles of queries and of keys.
 PADDED_HEAD = Shape(3, 1, 112, 150, 20, (0, 111), 112, {"window": 33, "has_sinks": 1, "softcap": 30.0})
 SEVERAL_TILES = Shape(4, 2, 128, 260, 67, (193, 0), 128, {"qk_norm": 1})
 #: Every head layout and size, ragged lengths, none and one and full, borders of blocks of keys (16, 32) and of splits.
 SHAPES = [
-    Shape(4, 2, 64, 40, 1, (0, 1, 15, 16, 39), 64),
+    RAGGED,
     Shape(4, 4, 80, 66, 2, (31, 32, 33, 64), 32, {"rope": 2}),
     Shape(8, 1, 64, 700, 1, (699, 0, 320), 64, {"has_sinks": 1}),
-    Shape(6, 2, 128, 300, 5, (16, 295), 128, {"qk_norm": 1, "softcap": 5.0}),
-    Shape(4, 1, 256, 600, 3, (577, 0), 128, {"window": 100}),
+    NORMED,
+    LONG_HEAD,
     Shape(2, 2, 96, 90, 16, (0, 74), 96, {"qk_norm": 1, "scale": 0.25}),
     Shape(4, 2, 192, 70, 1, (69, 31), 0, {"window": 1}),
     PADDED_HEAD,

@@ -5,7 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from attention_cases import PADDED_HEAD, SEVERAL_TILES, SHAPES, Shape, attend, cached_values, inputs, new_rows
+from attention_cases import (
+    LONG_HEAD,
+    NORMED,
+    PADDED_HEAD,
+    RAGGED,
+    SEVERAL_TILES,
+    SHAPES,
+    Shape,
+    attend,
+    cached_values,
+    inputs,
+    new_rows,
+)
 from op_inputs import float64
 
 from ptx_emulator.shim import Gpu
@@ -19,7 +31,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 STEP = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.int8: 2.0**-3}
 
 #: For emulators: splits, padded and full heads, all options.
-SMALL = [SHAPES[0], SHAPES[4], PADDED_HEAD]
+SMALL = [RAGGED, LONG_HEAD, PADDED_HEAD]
 
 
 def check(host: PluginHost, shape: Shape, dtype: torch.dtype, fp8: bool, tactic: int, seed: int, device: str) -> None:
@@ -41,7 +53,8 @@ def check(host: PluginHost, shape: Shape, dtype: torch.dtype, fp8: bool, tactic:
             wanted = rows[b].swapaxes(0, 1)
             if fp8:
                 wanted = np.clip(wanted, *(float64(scale)[:, None, None] * 448 * sign for sign in (-1, 1)))
-            smallest = float64(scale).max() * 2.0**-9 if fp8 else 1e-7
+            # Of sums of a rotation's two products, in float32, that nearly cancel.
+            smallest = float64(scale).max() * 2.0**-9 if fp8 else 1e-6
             assert np.all(abs(values[b, :, length:end] - wanted) <= abs(wanted) * STEP[now.dtype] / 1.9 + smallest)
         held.append(values)
     expected = attend(q, *held, float64(tensors[8]), shape)
@@ -99,7 +112,7 @@ def test_wgmma_emulated(emulated: PluginHost, emulated_gpu: Gpu, shape: Shape, s
 @pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
 def test_generic_emulated(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
     for dtype, fp8 in ((torch.float32, False), (torch.bfloat16, True)):
-        check(emulated, SHAPES[3], dtype, fp8, GENERIC, seed, "cpu")
+        check(emulated, NORMED, dtype, fp8, GENERIC, seed, "cpu")
     # A head that the tensor cores' kernels do not take.
     emulated_gpu.launches.clear()
     check(emulated, Shape(2, 1, 36, 20, 2, (0, 18), 12), torch.float16, False, AUTO, seed, "cpu")

@@ -11,11 +11,11 @@ namespace trt_nvfp4::attention {
 constexpr int kFewRows = 8;
 
 // scores += K Q^T of kKeys keys. `query(step, b)` gives the operand of 16 dimensions.
-template <typename T, bool kFp8, int kHeadDim, int kKeys, int kUnrolled = kHeadDim / 16, typename Query>
+template <typename T, bool kFp8, int kHeadDim, int kKeys, typename Query>
 __device__ __forceinline__ void multiply_keys(float (&scores)[kKeys / 16][4], uint32_t keys, Query query) {
     constexpr int kPitch = Tile<kFp8, kHeadDim, kKeys>::kPitch;
     using Op = Operand<T, kFp8>;
-#pragma unroll(kUnrolled)
+#pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
         uint32_t b[2];
         query(step, b);

@@ -140,11 +140,11 @@ __device__ __forceinline__ void load_query(uint32_t (&a)[4], uint32_t queries, i
 
 // scores[m][n] += Q[m] K^T: columns 8n .. 8n + 7 of kKeys keys, kMany times 16 rows. `query(m, step, a)` gives the
 // operand of 16 dimensions.
-template <typename T, bool kFp8, int kHeadDim, int kKeys, int kMany, int kUnrolled = kHeadDim / 16, typename Query>
+template <typename T, bool kFp8, int kHeadDim, int kKeys, int kMany, typename Query>
 __device__ __forceinline__ void multiply_keys(float (&scores)[kMany][kKeys / 8][4], uint32_t keys, Query query) {
     constexpr int kPitch = Tile<kFp8, kHeadDim, kKeys>::kPitch;
     using Op = Operand<T, kFp8>;
-#pragma unroll(kUnrolled)
+#pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
         uint32_t a[kMany][4];
 #pragma unroll

@@ -16,7 +16,7 @@ __device__ __forceinline__ T const* given_row(Args<T> const& args, int batch, in
     return args.qkv + ((int64_t{batch} * args.tokens + token) * all + head) * args.head_dim;
 }
 
-// Of a row whose elements lie one behind the other in a warp's lanes.
+// 1 / rms of a row whose elements a warp's lanes share.
 template <int kLaneDims, typename T>
 __device__ __forceinline__ float inverse_rms_of(float const (&row)[kLaneDims], Args<T> const& args) {
     float squares = 0.0f;

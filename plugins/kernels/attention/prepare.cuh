@@ -18,8 +18,7 @@ constexpr int kWideDim = 128;
 
 template <typename T>
 __device__ __forceinline__ bool is_wide(Args<T> const& args) {
-    return sizeof(T) == 2 && args.head_dim == kWideDim && !args.interleaved &&
-           (args.rotary == 0 || args.rotary == kWideDim);
+    return args.head_dim == kWideDim && !args.interleaved && (args.rotary == 0 || args.rotary == kWideDim);
 }
 
 template <typename T>
@@ -54,11 +53,7 @@ __device__ __forceinline__ void wide_row(float (&row)[4], Args<T> const& args, T
         sine = *reinterpret_cast<float4 const*>(args.sines + table);
     }
     if (norm != nullptr) {
-        float squares = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) squares += row[j] * row[j];
-        float const mean = ptx::warp_sum(squares) / static_cast<float>(kWideDim);
-        float const inverse_rms = __frcp_rn(__fsqrt_rn(mean + args.epsilon));
+        float const inverse_rms = inverse_rms_of(row, args);
 #pragma unroll
         for (int j = 0; j < 4; ++j) row[j] = row[j] * inverse_rms * weight[j];
     }

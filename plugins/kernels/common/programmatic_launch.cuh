@@ -1,5 +1,5 @@
-// Kernel launches, also programmatic dependent ones (sm_90 on): a kernel starts while the one before it ends, and waits
-// for its writes.
+// Kernel launches: programmatic dependent ones (sm_90 on), of kernels that start while the one before them ends and
+// wait for its writes; and cooperative ones, of blocks that wait for each other.
 #pragma once
 
 #include <utility>
@@ -26,6 +26,13 @@ inline cudaLaunchAttribute programmatic_attribute() {
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
+    return attribute;
+}
+
+inline cudaLaunchAttribute cooperative_attribute() {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
     return attribute;
 }
 

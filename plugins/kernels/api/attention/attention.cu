@@ -1,6 +1,6 @@
 #include <algorithm>
-#include <cmath>
 
+#include "api/attention/attention_args.h"
 #include "api/validate.h"
 #include "attention/generic_attention.cuh"
 #include "attention/launch.h"
@@ -60,39 +60,6 @@ struct AttentionWorkspace {
     }
 };
 
-template <typename T>
-Args<T> kernel_args(TrtNvfp4AttentionArgs const& args) {
-    Args<T> result{};
-    result.batch = static_cast<int>(args.batch);
-    result.tokens = static_cast<int>(args.tokens);
-    result.heads = static_cast<int>(args.heads);
-    result.kv_heads = static_cast<int>(args.kv_heads);
-    result.head_dim = static_cast<int>(args.head_dim);
-    result.capacity = static_cast<int>(args.capacity);
-    result.group = static_cast<int>(args.heads / args.kv_heads);
-    result.window = args.window;
-    result.rotary = args.rope == TRT_NVFP4_ROPE_NONE ? 0 : static_cast<int>(args.rotary_dim);
-    result.interleaved = args.rope == TRT_NVFP4_ROPE_INTERLEAVED;
-    result.positions = static_cast<int>(args.positions);
-    result.wide_lengths = args.wide_lengths;
-    result.epsilon = args.epsilon;
-    result.scale = args.scale > 0.0f ? args.scale : 1.0f / std::sqrt(static_cast<float>(args.head_dim));
-    result.softcap = args.softcap;
-    result.qkv = static_cast<T const*>(args.qkv);
-    result.keys = args.present_key;
-    result.values = args.present_value;
-    result.past_length = args.past_length;
-    result.cosines = args.cos;
-    result.sines = args.sin;
-    result.query_norm = args.qk_norm ? static_cast<T const*>(args.q_norm_weight) : nullptr;
-    result.key_norm = args.qk_norm ? static_cast<T const*>(args.k_norm_weight) : nullptr;
-    result.sinks = args.has_sinks ? args.sinks : nullptr;
-    result.key_scale = args.key_scale;
-    result.value_scale = args.value_scale;
-    result.y = static_cast<T*>(args.y);
-    return result;
-}
-
 TrtNvfp4Status decode_blocks(TrtNvfp4AttentionArgs const& args, cudaStream_t stream, int64_t& blocks) {
     int sms = 0, device = 0, shared_bytes = 0;
     TRT_NVFP4_RETURN_IF_ERROR(read_sms(stream, sms));
@@ -107,7 +74,7 @@ TrtNvfp4Status decode_blocks(TrtNvfp4AttentionArgs const& args, cudaStream_t str
 
 template <typename T, bool kFp8>
 TrtNvfp4Status run(TrtNvfp4AttentionArgs const& args, void* memory, cudaStream_t stream) {
-    Args<T> const call = kernel_args<T>(args);
+    Args<T> const call = attention::kernel_args<T>(args);
     if constexpr (!std::is_same_v<T, float>) {
         if (args.tactic != TRT_NVFP4_TACTIC_GENERIC && serves_tensor_cores(args)) {
             int64_t blocks = 0;

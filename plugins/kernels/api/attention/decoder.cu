@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "api/attention/attention_args.h"
 #include "api/attention/decoder_layers.h"
 #include "api/validate.h"
 #include "formats/nvfp4_matrix.cuh"
@@ -139,41 +140,9 @@ class Parts {
     }
 
     TrtNvfp4AttentionArgs attention_of(int64_t layer) const {
-        int64_t const element = element_size(args_.dtype);
-        int64_t const cache =
-            args_.batch * args_.kv_heads * args_.capacity * args_.head_dim * (args_.fp8_cache != 0 ? 1 : element);
-        auto const bytes = [](void const* all, int64_t at) { return static_cast<uint8_t const*>(all) + at; };
-        TrtNvfp4AttentionArgs result{};
-        result.dtype = args_.dtype;
-        result.rope = args_.rope;
-        result.fp8_cache = args_.fp8_cache;
-        result.wide_lengths = args_.wide_lengths;
-        result.qk_norm = args_.qk_norm;
-        result.window = args_.window;
-        result.epsilon = args_.epsilon;
-        result.scale = args_.scale;
-        result.softcap = args_.softcap;
-        result.batch = args_.batch;
-        result.tokens = args_.tokens;
-        result.heads = args_.heads;
-        result.kv_heads = args_.kv_heads;
-        result.head_dim = args_.head_dim;
-        result.capacity = args_.capacity;
-        result.rotary_dim = args_.rotary_dim;
-        result.positions = args_.positions;
+        TrtNvfp4AttentionArgs result = attention::of_layer(args_, layer);
         result.qkv = qkv_;
-        result.past_length = args_.past_length;
-        result.cos = args_.cos;
-        result.sin = args_.sin;
-        result.q_norm_weight = bytes(args_.q_norm_weight, layer * args_.head_dim * element);
-        result.k_norm_weight = bytes(args_.k_norm_weight, layer * args_.head_dim * element);
-        result.key_scale = args_.key_scale + layer * args_.kv_heads;
-        result.value_scale = args_.value_scale + layer * args_.kv_heads;
         result.y = heads_;
-        result.present_key = static_cast<uint8_t*>(args_.present) + 2 * layer * cache;
-        result.present_value = static_cast<uint8_t*>(args_.present) + (2 * layer + 1) * cache;
-        result.past_key = result.present_key;
-        result.past_value = result.present_value;
         return result;
     }
 

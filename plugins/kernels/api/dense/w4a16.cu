@@ -110,8 +110,7 @@ TrtNvfp4Status launch_phases(PhasesKernel<Args> const& kernel, Args args, void* 
     int const phases = args.layers * kProjections;
     bool const awaits_other_blocks = phases > 1 || split;
     if (awaits_other_blocks && device.cooperative) {
-        attribute.id = cudaLaunchAttributeCooperative;
-        attribute.val.cooperative = 1;
+        attribute = cooperative_attribute();
         config.numAttrs = 1;
     } else if (device.dependent_launch) {
         attribute = programmatic_attribute();

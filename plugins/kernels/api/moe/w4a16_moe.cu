@@ -164,9 +164,7 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, Device const& device, 
     config.blockDim = static_cast<unsigned>(variant.threads);
     config.dynamicSmemBytes = static_cast<size_t>(bytes);
     config.stream = stream;
-    cudaLaunchAttribute cooperative{};
-    cooperative.id = cudaLaunchAttributeCooperative;
-    cooperative.val.cooperative = 1;
+    cudaLaunchAttribute cooperative = cooperative_attribute();
     if (device.cooperative) {
         config.attrs = &cooperative;
         config.numAttrs = 1;

@@ -79,8 +79,7 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     cudaLaunchAttribute attributes[3]{};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim = {kMaxCluster, 1, 1};
-    attributes[1].id = cudaLaunchAttributeCooperative;
-    attributes[1].val.cooperative = 1;
+    attributes[1] = cooperative_attribute();
     attributes[2] = programmatic_attribute();
     cudaLaunchConfig_t config{};
     config.gridDim = kMaxCluster;
