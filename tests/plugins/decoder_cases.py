@@ -80,15 +80,17 @@ SHAPES = [
 ]
 
 
-#: Mixtures: of one token in one launch, experts that start in the middle of a block's chunks, fewer and more experts
-#: than blocks, all chosen, one chosen; of several tokens the parts.
+#: Mixtures: experts that start in the middle of a block's chunks, fewer and more experts than blocks, all chosen, one
+#: chosen; several tokens, more than a block has warps; experts that the parts alone take.
 MIXTURES = [
     Shape(2, 128, 256, 4, 2, 64, 40, 1, (17,), {"top_k": 2, "renormalize": 1, "qk_norm": 1}, experts=8),
     Shape(3, 320, 256, 4, 1, 128, 90, 1, (0,), {"top_k": 5, "scaling_factor": 1.5}, experts=24),
     Shape(2, 96, 512, 2, 1, 64, 40, 1, (39,), {"top_k": 3, "scoring": 2}, experts=3),
     Shape(2, 64, 256, 2, 2, 32, 40, 1, (5,), {"scoring": 1}, experts=40),
-    Shape(2, 64, 32, 4, 2, 64, 40, 3, (0, 20), {"top_k": 2, "renormalize": 1}, experts=5),
+    Shape(2, 64, 256, 4, 2, 64, 40, 1, (0, 20, 39), {"top_k": 2, "renormalize": 1}, experts=8),
+    Shape(1, 288, 512, 2, 1, 64, 90, 5, (0, 80), {"top_k": 2, "scoring": 2}, experts=4),
 ]
+PARTS_ALONE = Shape(2, 64, 32, 4, 2, 64, 40, 3, (0, 20), {"top_k": 2, "renormalize": 1}, experts=5)
 
 
 def random_case(rng: np.random.Generator, shape: Shape, dtype: torch.dtype, fp8: bool) -> Case:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import cached_values
-from decoder_cases import MIXTURES, SHAPES, Case, CloseChoiceError, Shape, expected, random_case
+from decoder_cases import MIXTURES, PARTS_ALONE, SHAPES, Case, CloseChoiceError, Shape, expected, random_case
 from op_inputs import float64
 
 from ptx_emulator.shim import Gpu
@@ -57,8 +57,7 @@ def check(host: PluginHost, case: Case, tactic: int, device: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_against_float64(host: PluginHost, shape: Shape, dtype: torch.dtype, fp8: bool, seed: int) -> None:
     case = random_case(np.random.default_rng(seed), shape, dtype, fp8)
-    serves = shape.head_dim <= 128 or shape.tokens == 1
-    for tactic in (DECODER, GENERIC) if serves else (AUTO,):
+    for tactic in (DECODER, GENERIC):
         check(host, case, tactic, "cuda")
 
 
@@ -84,10 +83,16 @@ def check_mixture(
 @pytest.mark.parametrize("shape", [
     *MIXTURES,
     Shape(2, 512, 256, 16, 2, 128, 900, 1, (899,), {"top_k": 8, "renormalize": 1}, experts=128),
+    Shape(1, 1024, 512, 16, 2, 128, 900, 1, (899, 0, 33, 512), {"top_k": 2, "renormalize": 1}, experts=32),
+    Shape(1, 512, 256, 8, 1, 128, 200, 16, (100,), {"top_k": 3, "scoring": 1}, experts=4),
 ], ids=str)  # fmt: skip
 def test_mixtures(host: PluginHost, shape: Shape, dtype: torch.dtype, fp8: bool, seed: int) -> None:
-    tactics = (DECODER, GENERIC) if shape.tokens == 1 else (AUTO,)
-    check_mixture(host, np.random.default_rng(seed), shape, dtype, fp8, tactics, "cuda")
+    check_mixture(host, np.random.default_rng(seed), shape, dtype, fp8, (DECODER, GENERIC), "cuda")
+
+
+@pytest.mark.gpu
+def test_mixtures_of_the_parts(host: PluginHost, seed: int) -> None:
+    check_mixture(host, np.random.default_rng(seed), PARTS_ALONE, torch.float16, False, (AUTO,), "cuda")
 
 
 @pytest.mark.gpu
@@ -97,6 +102,8 @@ def test_mixtures(host: PluginHost, shape: Shape, dtype: torch.dtype, fp8: bool,
     Shape(3, 1024, 3072, 16, 8, 128, 1200, 1, (1199, 0, 600, 77, 1, 2, 3, 1100), {"qk_norm": 1}),
     Shape(3, 1024, 3072, 16, 2, 64, 1200, 16, (1184,)),
     Shape(3, 2048, 4096, 8, 1, 256, 3000, 1, (2999,)),
+    Shape(3, 1024, 4096, 8, 1, 256, 3000, 1, (2999, 0, 1, 77, 1500, 2, 3, 4)),
+    Shape(2, 1024, 2048, 8, 2, 256, 700, 4, (600, 0, 31, 99)),
     Shape(40, 64, 64, 2, 1, 32, 64, 1, (40,)),  # more hand-overs than work
 ], ids=str)  # fmt: skip
 def test_many_tasks(host: PluginHost, shape: Shape, fp8: bool, seed: int) -> None:
@@ -165,7 +172,7 @@ def test_two_streams_at_once(host: PluginHost, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "fp8"), [(2, False), (4, True), (5, False), (7, True), (8, False)])
+@pytest.mark.parametrize(("number", "fp8"), [(2, False), (4, True), (5, False), (7, True), (8, False), (9, True)])
 @pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
 def test_emulated(emulated: PluginHost, emulated_gpu: Gpu, number: int, fp8: bool, seed: int, monkeypatch: Any) -> None:
     """On few SMs, so that blocks have several tasks and wait for each other."""
@@ -177,7 +184,7 @@ def test_emulated(emulated: PluginHost, emulated_gpu: Gpu, number: int, fp8: boo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "fp8"), [(0, True), (1, False), (2, False), (3, True)])
+@pytest.mark.parametrize(("number", "fp8"), [(0, True), (1, False), (2, False), (3, True), (4, False), (5, True)])
 @pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
 def test_mixtures_emulated(
     emulated: PluginHost, emulated_gpu: Gpu, number: int, fp8: bool, seed: int, monkeypatch: Any
@@ -221,12 +228,13 @@ def test_tactics(host: PluginHost, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for shape, tactics in (
         (MIXTURES[0], [DECODER, GENERIC]),
-        (MIXTURES[4], []),
+        (MIXTURES[4], [GENERIC, DECODER]),
+        (PARTS_ALONE, []),
         (SHAPES[0], [DECODER, GENERIC]),
         (SHAPES[3], [GENERIC, DECODER]),
         (Shape(1, 64, 96, 4, 2, 64, 40, 17, (3,)), []),
         (Shape(1, 64, 96, 2, 1, 192, 40, 1, (3,)), [DECODER, GENERIC]),
-        (SHAPES[9], []),
+        (SHAPES[9], [GENERIC, DECODER]),
         (Shape(1, 64, 96, 2, 1, 200, 40, 1, (3,)), []),
         (Shape(1, 48, 96, 4, 2, 64, 40, 1, (3,)), []),
     ):

@@ -64,7 +64,9 @@ __global__ __launch_bounds__(128, 2) void sm80_attention_prefill(Args<T> args, O
     load(stages, begin);
 
     ScoreScale const scale(args, kv_head, kFp8);
-    int const row = warp * 16 * kMany + lane / 4, column = lane % 4 * 2;
+    int const column = lane % 4 * 2;
+    auto const row_of = [](int thread) { return thread / 32 * 16 * kMany + thread % 32 / 4; };
+    int const row = row_of(threadIdx.x);
     Softmax softmax[kMany];
     float sums[kMany][kHeadDim / 8][4] = {};
     uint32_t const own_queries = query_tile + warp * 16 * kMany * kQueryPitch<kHeadDim>;
@@ -95,11 +97,13 @@ __global__ __launch_bounds__(128, 2) void sm80_attention_prefill(Args<T> args, O
     }
     ptx::cp_async_wait<0>();
 
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // so that the row is found anew: kept through the loop, it would be spilled
 #pragma unroll
     for (int m = 0; m < kMany; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            int const r = row + 16 * m + 8 * half;
+            int const r = row_of(thread) + 16 * m + 8 * half;
             float const weight = quad_sum(softmax[m].weight[half]);
             if (r >= rows) continue;
             int const head = kv_head * args.group + (row0 + r) % args.group;

@@ -21,8 +21,8 @@ constexpr int kMostExperts = 256, kMostChosen = 32, kMostScored = 4096;
 // A layer's projections; attention comes before kOutput.
 enum Which { kQkv, kOutput, kUp, kDown, kProjections };
 
-// A mixture in place of the MLP. The chosen experts' rows, one behind the other, are those of kUp, their hidden values
-// the K of kDown; codes_per_layer and the like are of an expert.
+// A mixture in place of the MLP. A token's chosen experts are one MLP: their rows, one behind the other, are those of
+// kUp, their hidden values the K of kDown; codes_per_layer and the like are of an expert.
 template <typename T>
 struct Experts {
     int count;  // 0: none
@@ -31,7 +31,7 @@ struct Experts {
     bool renormalize;
     float scaling_factor;
     T const* router;         // [layers, count, hidden]
-    w4a16::Partial* logits;  // [count]
+    w4a16::Partial* logits;  // [m, count]
 
     // Of an expert's gate and up, and of its hidden values.
     __device__ __forceinline__ int rows() const { return 2 * intermediate; }
@@ -46,9 +46,12 @@ struct DecoderArgs : w4a16::PhasesArgs<T, kProjections> {
     uint32_t* qkv;       // [m, (heads + 2 kv_heads) head_dim]
     uint32_t* attended;  // [m, heads head_dim]
     uint32_t* middle;    // the layer's input plus attention, [m, hidden]
-    uint32_t* hidden;    // [m, intermediate], of experts [chosen, intermediate]
+    uint32_t* hidden;    // [m, intermediate], of experts [m, chosen, intermediate]
 
     Experts<T> experts;
+    // Phases of kUp in a layer, and of kDown: with experts, whose choice is each token's own, tokens take turns.
+    int turns;
+    Divisor by_phases;  // of a layer
 
     attention::Args<T> attention;  // of layer 0; its qkv and y are not read
     int64_t cache_bytes;           // of a layer's keys, which its values follow
@@ -59,6 +62,12 @@ struct DecoderArgs : w4a16::PhasesArgs<T, kProjections> {
     w4a16::Partial* sums;       // [kv_heads * chunks, slots, job_rows, head_dim]
     w4a16::Partial* softmaxes;  // [kv_heads * chunks, slots, job_rows, 2]
 
+    __device__ __forceinline__ w4a16::Step step(int phase) const {
+        int const layer = by_phases.of(phase), at = phase - layer * (kUp + 2 * turns);
+        if (at < kUp) return {at, layer, 0};
+        int const turn = at - kUp;
+        return turn < turns ? w4a16::Step{kUp, layer, turn} : w4a16::Step{kDown, layer, turn - turns};
+    }
     __device__ __forceinline__ int chunks() const { return (attention.rows() + kRows - 1) / kRows; }
     __device__ __forceinline__ int64_t place(int pair, int slot, int row) const {
         return (int64_t{pair} * slots + slot) * job_rows + row;

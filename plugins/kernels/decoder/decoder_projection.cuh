@@ -8,41 +8,59 @@
 
 namespace trt_nvfp4::decoder {
 
+// What warps have of their tile and of the next one.
 template <class Tile>
-struct ProjectionShared {
-    // What warps have of their tile and of the next one.
+struct TileSums {
     typename Tile::Sums own[kWarps], next[Tile::kShares ? kWarps : 1];
-    float squares[16], rms[16];
-    w4a16::RingPosition positions[kWarps];  // between projections
-    std::conditional_t<Tile::kExperts, Choice, NoChoice> choice;
 };
+
+// Of a launch whose up and down are by MlpTile.
+template <class Tile, class MlpTile>
+struct ProjectionShared {
+    static constexpr int kChoices = Tile::kTokens;
+
+    union {
+        TileSums<Tile> sums;
+        TileSums<MlpTile> mlp_sums;
+    };
+    float squares[kMostTokens], rms[kMostTokens];
+    w4a16::RingPosition positions[kWarps];  // between projections
+    std::conditional_t<MlpTile::kExperts, Choice, NoChoice> choices[kChoices];
+};
+
+// The tokens of a phase: one alone where a tile is one token's.
+template <class Tile, typename T>
+__device__ __forceinline__ int tokens_of(DecoderArgs<T> const& args) {
+    return Tile::kTokens == 1 ? 1 : args.m;
+}
 
 // What becomes of a row of a tile, a lane each. What does not depend on products is read when the tile is opened.
 template <class Tile, typename T>
 class Epilogue {
  public:
-    __device__ __forceinline__ Epilogue(DecoderArgs<T> const& args, int which, int layer, int tile,
-                                        ProjectionShared<Tile> const& shared)
-        : args_(args), which_(which), layer_(layer) {
-        w4a16::Projection const& p = args.program.projections[which];
+    template <class Shared>
+    __device__ __forceinline__ Epilogue(DecoderArgs<T> const& args, w4a16::Step const& step, int tile,
+                                        Shared const& shared)
+        : args_(args), which_(step.which), layer_(step.layer), first_token_(step.token) {
+        w4a16::Projection const& p = args.program.projections[which_];
         int const lane = threadIdx.x % 32;
         row_ = tile / w4a16::kTilesPerGroup * 128 + lane / 8 * 32 + tile % w4a16::kTilesPerGroup * 8 + lane % 8;
         rows_ = p.rows;
         if constexpr (Tile::kExperts) {
-            if (which == kUp || which == kDown) {
-                read_experts(p, shared.choice);
+            if (which_ == kUp || which_ == kDown) {
+                read_experts(p, shared.choices[first_token_]);
                 return;
             }
         }
-        tensor_scale_ = p.tensor_scale[layer];
-        if (row_ < rows_) bias_ = bias_of(p, layer, rows_, row_);
+        tensor_scale_ = p.tensor_scale[layer_];
+        if (row_ < rows_) bias_ = bias_of(p, layer_, rows_, row_);
     }
 
-    // Of a token; asked for early, since it is a trip to L2.
+    // Of one of the phase's tokens; asked for early, since it is a trip to L2.
     __device__ __forceinline__ float residual(int token) const {
         if ((which_ != kOutput && which_ != kDown) || row_ >= rows_) return 0.0f;
         uint32_t const* const words = which_ == kOutput ? args_.input : args_.middle;
-        return ptx::to_float(w4a16::load_tagged<T>(words + token * rows_ + row_, layer_));
+        return ptx::to_float(w4a16::load_tagged<T>(words + (first_token_ + token) * rows_ + row_, layer_));
     }
 
     // By a whole warp.
@@ -50,7 +68,7 @@ class Epilogue {
         float const scale = tensor_scale_ * static_cast<float>(1 << Tile::kShift);
         float value = fmaf(sum, scale, bias_) + residual;
         bool mine = row_ < rows_;
-        int at = token * rows_ + row_;
+        int at = (first_token_ + token) * rows_ + row_;
         if (which_ == kUp) {
             // Rows 2 i and 2 i + 1 are gate and up.
             float const up = __shfl_xor_sync(0xffffffffu, value, 1);
@@ -96,100 +114,104 @@ class Epilogue {
     }
 
     DecoderArgs<T> const& args_;
-    int const which_, layer_;
+    int const which_, layer_, first_token_;
     int row_, rows_;
     float tensor_scale_;
     float bias_ = 0.0f;
     float factor_ = 1.0f;  // of an expert's hidden values
 };
 
-template <typename T>
-__device__ __forceinline__ Words<T> words_of(DecoderArgs<T> const& args, int which, int layer) {
+template <class Tile, typename T>
+__device__ __forceinline__ Words<T> words_of(DecoderArgs<T> const& args, w4a16::Step const& step) {
+    int const which = step.which;
     uint32_t const* const words = which == kQkv      ? args.input
                                   : which == kOutput ? args.attended
                                   : which == kUp     ? args.middle
                                                      : args.hidden;
     int const k = args.program.projections[which].k;
     T const* norm = args.surroundings[which].norm_weight;
-    if (norm != nullptr) norm += int64_t{layer} * k;
-    return {words, layer, args.m, k, norm, args.by_tokens};
+    if (norm != nullptr) norm += int64_t{step.layer} * k;
+    return {words + step.token * k, step.layer, tokens_of<Tile>(args), k, norm, args.by_tokens};
+}
+
+// A phase's parts of split tiles, [tiles, splits, tokens, kTileRows].
+template <typename T>
+__device__ __forceinline__ w4a16::Partial* partials_of(DecoderArgs<T> const& args, w4a16::Step const& step) {
+    w4a16::Projection const& p = args.program.projections[step.which];
+    return args.partials[step.which] + int64_t{step.token} * p.tiles() * p.split.splits * w4a16::kTileRows;
 }
 
 // Sums the parts of split tiles in their order, whoever computed them: a tile's token per warp.
-template <class Tile, typename T>
-__device__ __forceinline__ void finish_split_tiles(DecoderArgs<T> const& args, int phase,
-                                                   ProjectionShared<Tile> const& shared) {
-    int const which = phase % kProjections;
-    w4a16::Projection const& p = args.program.projections[which];
-    int const units = p.tiles() * args.m;
+template <class Tile, typename T, class Shared>
+__device__ __forceinline__ void finish_split_tiles(DecoderArgs<T> const& args, int phase, w4a16::Step const& step,
+                                                   Shared const& shared) {
+    w4a16::Projection const& p = args.program.projections[step.which];
+    int const m = tokens_of<Tile>(args), units = p.tiles() * m;
 #pragma unroll 1
     for (int unit = blockIdx.x + threadIdx.x / 32 * args.blocks; unit < units; unit += kWarps * args.blocks) {
-        int const tile = args.by_tokens.of(unit);
-        int const token = unit - tile * args.m;
-        Epilogue<Tile, T> const epilogue(args, which, phase / kProjections, tile, shared);
+        int const tile = Tile::kTokens == 1 ? unit : args.by_tokens.of(unit);
+        int const token = unit - tile * m;
+        Epilogue<Tile, T> const epilogue(args, step, tile, shared);
         float const residual = epilogue.residual(token);
-        w4a16::Partial const* const parts = args.partials[which] +
-                                            (int64_t{tile} * p.split.splits * args.m + token) * w4a16::kTileRows +
+        w4a16::Partial const* const parts = partials_of(args, step) +
+                                            (int64_t{tile} * p.split.splits * m + token) * w4a16::kTileRows +
                                             threadIdx.x % 32;
-        epilogue.write(token, w4a16::add_partials<4>(parts, args.m * w4a16::kTileRows, p.split.splits, phase),
-                       residual);
+        epilogue.write(token, w4a16::add_partials<4>(parts, m * w4a16::kTileRows, p.split.splits, phase), residual);
     }
 }
 
 // Adds up what the warps of a tile have of it, in the order of K; they take the tokens in turn.
-template <class Tile, typename T>
+template <class Tile, typename T, class Shared>
 __device__ __forceinline__ void finish_tile(DecoderArgs<T> const& args, Tile& products, Epilogue<Tile, T> const& early,
-                                            float early_residual, int index, int phase,
-                                            ProjectionShared<Tile>& shared) {
-    w4a16::Projection const& p = args.program.projections[phase % kProjections];
-    int const lane = threadIdx.x % 32;
+                                            float early_residual, int index, int phase, w4a16::Step const& step,
+                                            TileSums<Tile>& sums, Shared const& shared) {
+    w4a16::Projection const& p = args.program.projections[step.which];
+    int const lane = threadIdx.x % 32, m = tokens_of<Tile>(args);
     // Found anew, so that products have the registers.
     asm volatile("" : "+r"(index));
     w4a16::WarpTask const task(p, index, threadIdx.x / 32);
     w4a16::Sharers const sharers(task);
     // Of several tokens also what it read early.
-    int const layer = phase / kProjections, tile = task.first_tile + task.tile;
-    Epilogue<Tile, T> const epilogue =
-        Tile::kTokens == 1 ? early : Epilogue<Tile, T>(args, phase % kProjections, layer, tile, shared);
+    int const tile = task.first_tile + task.tile;
+    Epilogue<Tile, T> const epilogue = Tile::kTokens == 1 ? early : Epilogue<Tile, T>(args, step, tile, shared);
 #pragma unroll 1
     for (int column = 0; column < Tile::kColumns; ++column) {
         w4a16::meet();  // others may still add up what is here
-        products.take_column(shared.own[task.warp], shared.next[Tile::kShares ? task.warp : 0]);
+        products.take_column(sums.own[task.warp], sums.next[Tile::kShares ? task.warp : 0]);
         w4a16::meet();
-        int const end = min(args.m, column * 8 + 8);
+        int const end = min(m, column * 8 + 8);
 #pragma unroll 1
         for (int token = column * 8 + task.warp - sharers.first; token < end; token += sharers.end - sharers.first) {
             float const residual = Tile::kTokens == 1    ? early_residual
                                    : p.split.splits == 1 ? epilogue.residual(token)
                                                          : 0.0f;
-            float sum = Tile::kShares && sharers.before != 0 ? shared.next[sharers.first - 1][token % 8][lane] : 0.0f;
-            for (int warp = sharers.first; warp < sharers.end; ++warp) sum += shared.own[warp][token % 8][lane];
+            float sum = Tile::kShares && sharers.before != 0 ? sums.next[sharers.first - 1][token % 8][lane] : 0.0f;
+            for (int warp = sharers.first; warp < sharers.end; ++warp) sum += sums.own[warp][token % 8][lane];
             if (p.split.splits == 1) {
                 epilogue.write(token, sum, residual);
             } else {
-                int64_t const part = int64_t{task.first_tile + task.tile} * p.split.splits + task.split;
-                w4a16::Partial* const parts = args.partials[phase % kProjections];
-                w4a16::store_partial(parts + (part * args.m + token) * w4a16::kTileRows + lane, sum, phase);
+                int64_t const part = int64_t{tile} * p.split.splits + task.split;
+                w4a16::store_partial(partials_of(args, step) + (part * m + token) * w4a16::kTileRows + lane, sum,
+                                     phase);
             }
         }
     }
 }
 
-template <class Tile, typename T>
-__device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w4a16::Rings<kWarps> const& rings,
-                                        uint8_t* panel, ProjectionShared<Tile>& shared,
-                                        [[maybe_unused]] uint32_t chosen) {
-    int const which = phase % kProjections, layer = phase / kProjections;
+template <class Tile, typename T, class Shared>
+__device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w4a16::Step const& step,
+                                        w4a16::Rings<kWarps> const& rings, uint8_t* panel, TileSums<Tile>& sums,
+                                        Shared& shared, [[maybe_unused]] uint32_t chosen) {
     int const warp = threadIdx.x / 32;
-    int const chunk_bytes = Tile::chunk_bytes(args.m);
-    w4a16::Projection const& p = args.program.projections[which];
-    Words<T> const from = words_of(args, which, layer);
+    int const m = tokens_of<Tile>(args), chunk_bytes = Tile::chunk_bytes(m);
+    w4a16::Projection const& p = args.program.projections[step.which];
+    Words<T> const from = words_of<Tile>(args, step);
     // Not in blocks without a task: nobody waits for these, so what they read might be gone.
     int staged = -1;
     bool scaled = false;  // the router had the norm
     if constexpr (Tile::kExperts) {
-        if (which == kUp) {
-            route(args, from, shared.rms, shared.choice, chosen);
+        if (step.which == kUp) {
+            if (step.token == 0) route(args, from, shared, chosen);
             scaled = true;
         }
     }
@@ -210,8 +232,11 @@ __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w
     w4a16::RingPosition position = shared.positions[warp];
 #pragma unroll 1
     for (int index = blockIdx.x; index < p.tasks; index += gridDim.x) {
-        w4a16::WarpTask const task(p, index, warp);
-        Epilogue<Tile, T> const early(args, which, layer, task.first_tile + task.tile, shared);
+        int of_task = warp;
+        // Two tiles' kinds in one kernel: what follows from it is made anew, instead of being kept in registers.
+        if constexpr (Shared::kChoices > 1) asm volatile("" : "+r"(of_task));
+        w4a16::WarpTask const task(p, index, of_task);
+        Epilogue<Tile, T> const early(args, step, task.first_tile + task.tile, shared);
         // It is there: all of it came before what is awaited now.
         float const residual = Tile::kTokens == 1 ? early.residual(0) : 0.0f;
         Tile products;
@@ -219,7 +244,7 @@ __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w
             int const end = min(begin + args.shared.panel_chunks, task.end);
             if (staged != begin) {
                 w4a16::meet();
-                Tile::stage(from, shared.rms, begin, end, panel);
+                Tile::stage(from, shared.rms + step.token, begin, end, panel);
                 staged = begin;
                 w4a16::meet();
             }
@@ -228,7 +253,7 @@ __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w
 #pragma unroll 1
                 for (int chunk = first; chunk < first + count; ++chunk) {
                     uint8_t const* const stage = rings.acquire(warp, position);
-                    products.multiply(stage, panel + chunk * chunk_bytes, args.m, args.one);
+                    products.multiply(stage, panel + chunk * chunk_bytes, m, args.one);
                     rings.release(warp, position);
                 }
             };
@@ -247,12 +272,22 @@ __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w
                 rings.release(warp, position);
             }
         }
-        finish_tile(args, products, early, residual, index, phase, shared);
+        finish_tile(args, products, early, residual, index, phase, step, sums, shared);
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) shared.positions[warp] = position;
     __syncwarp();
-    if (p.split.splits > 1 && static_cast<int>(blockIdx.x) < args.blocks) finish_split_tiles<Tile>(args, phase, shared);
+    if (p.split.splits == 1 || static_cast<int>(blockIdx.x) >= args.blocks) return;
+    if constexpr (!Tile::kExperts) {
+        finish_split_tiles<Tile>(args, phase, step, shared);
+    } else {
+        // Where tokens take turns, those of the one before, which are there by now.
+        bool const last = step.which < kUp || step.token + 1 == args.turns;
+#pragma unroll 1
+        for (int back = step.token > 0; back >= static_cast<int>(!last); --back) {
+            finish_split_tiles<Tile>(args, phase - back, {step.which, step.layer, step.token - back}, shared);
+        }
+    }
 }
 
 }  // namespace trt_nvfp4::decoder

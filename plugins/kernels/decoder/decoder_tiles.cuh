@@ -70,7 +70,6 @@ class TokenTile {
     static constexpr int kTokens = 1;
     static constexpr bool kShares = true;  // a warp may have parts of two tiles
     static constexpr bool kExperts = false;
-    static constexpr int kFillers = w4a16::kFillers;
     static constexpr int kShift = w4a16::Decoder<__half>::kSumShift;
 
     static __host__ __device__ constexpr int chunk_bytes(int) { return w4a16::kTokenChunkBytes; }
@@ -115,7 +114,7 @@ class TokenTile {
         for (int i = 0; i < kHeld; ++i) {
             uint4 const eight = w4a16::normalize(held[i], reinterpret_cast<T const*>(&weights[i]), rms);
             HalfScale const scale(ptx::warp_max(greatest_of<T>(eight)), w4a16::Decoder<__half>::kSumExponent);
-            // Zeros, too: branches in between would keep the chunks' instructions apart.
+            // What lies beyond the last chunk was computed too, of zeros: no branch parts the chunks' instructions.
             int const chunk = warp + i * kWarps;
             if (chunk >= chunks) continue;
             uint8_t* const place = panel + chunk * w4a16::kTokenChunkBytes;
@@ -155,7 +154,6 @@ class ColumnTile {
     using Sums = w4a16::Turned;
     static constexpr int kColumns = kOfTokens;
     static constexpr int kTokens = P::kTokens;
-    static constexpr int kFillers = w4a16::kFillers;
     static constexpr bool kShares = kColumns == 1;  // of more columns two tiles' accumulators would spill
     static constexpr bool kExperts = false;
     static constexpr int kShift = w4a16::Decoder<typename P::Operand>::kScaleShift;
@@ -171,7 +169,7 @@ class ColumnTile {
         int const rows = (end - begin) * from.m;
 #pragma unroll 1
         for (int first = threadIdx.x / 32; first < rows; first += kWarps * kBatch) {
-            w4a16::TaggedEight eights[kBatch];
+            w4a16::TaggedEight eights[kBatch] = {};  // as TokenInput::read
             auto const chunk = [&](int i) { return from.by_tokens.of(first + i * kWarps); };
             auto const token = [&](int i) { return first + i * kWarps - chunk(i) * from.m; };
             auto const offset = [&](int i) { return (begin + chunk(i)) * kChunk + t * 64 + word * 8; };

@@ -7,8 +7,8 @@
 
 namespace trt_nvfp4::decoder {
 
-constexpr int kLargestHead = 256;           // of one token
-constexpr int kLargestHeadOfSeveral = 128;  // longer ones would spill beside columns of tokens
+constexpr int kLargestHead = 256;
+constexpr int kLargestHeadOfExperts = 128;
 
 template <typename T>
 struct DecoderKernel {
@@ -16,12 +16,10 @@ struct DecoderKernel {
     int chunk_bytes;                                // of activations in shared memory
     int (*attention_bytes)(int tokens, int warps);  // that attention takes in their place
     int attention_parts;                            // warps that share attention's keys, at least
-    int fillers;                                    // warps that keep weights on their way
-    bool whole;                                     // warps may not have parts of two tiles
+    bool whole;                                     // warps may not have parts of two tiles, but of experts
 };
 
-// For m tokens: of one where heads are longer than kLargestHeadOfSeveral, or where there are experts, with shorter
-// heads.
+// For m tokens; with experts, of heads up to kLargestHeadOfExperts.
 template <typename T, bool kFp8>
 DecoderKernel<T> find_kernel(int m, int head_dim, bool experts);
 

@@ -25,38 +25,32 @@ __device__ __forceinline__ void hand_over_input(DecoderArgs<T> const& args) {
     }
 }
 
-template <class Tile>
-constexpr int kBlockThreads = w4a16::kThreads + 32 * Tile::kFillers;
-
-template <class Tile, bool kFp8, int kHeadDim>
-__global__ __launch_bounds__(kBlockThreads<Tile>,
+// `Tile` multiplies for queries, keys, values and the output, `MlpTile` for what follows.
+template <class Tile, class MlpTile, bool kFp8, int kHeadDim>
+__global__ __launch_bounds__(w4a16::kBlockThreads,
                              1) void sm80_decoder(__grid_constant__ DecoderArgs<typename Tile::Element> const args) {
     using T = typename Tile::Element;
     static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-    if constexpr (Tile::kTokens > 1) {
-        __trap();  // it would spill, and `serves` takes the parts
-        return;
-    }
-#endif
     extern __shared__ __align__(128) uint8_t decoder_bytes[];
     __shared__ uint64_t ring_barriers[w4a16::Rings<kWarps>::kBarriers];
-    __shared__ __align__(16) ProjectionShared<Tile> shared;
+    __shared__ __align__(16) ProjectionShared<Tile, MlpTile> shared;
     __shared__ AttentionShared attention;
     __shared__ uint64_t chosen_barrier;  // of a layer's experts, by the block
     int const warp = threadIdx.x / 32;
     w4a16::Rings<kWarps> const rings(decoder_bytes, ring_barriers, args.shared.stages);
     if (threadIdx.x % 32 == 0 && warp < kWarps) rings.init(warp);
     uint32_t const chosen = ptx::shared_address(&chosen_barrier);
-    if (Tile::kExperts && threadIdx.x == 0) ptx::mbarrier_init(chosen, 1);
+    if (MlpTile::kExperts && threadIdx.x == 0) ptx::mbarrier_init(chosen, choosers(args));
+    auto const weights = [&] {
+        if constexpr (MlpTile::kExperts) {
+            return ExpertWeights<T>{args, shared.choices, chosen};
+        } else {
+            return w4a16::LayerWeights{};
+        }
+    };
     __syncthreads();
     if (warp >= kWarps) {
-        if constexpr (Tile::kExperts) {
-            ExpertWeights<T> const weights{args, shared.choice, chosen};
-            w4a16::fill_phases<Tile::kFillers>(args, warp - kWarps, rings, weights);
-        } else {
-            w4a16::fill_phases<Tile::kFillers>(args, warp - kWarps, rings);
-        }
+        w4a16::fill_phases(args, warp - kWarps, rings, weights());
         return;
     }
     hand_over_input(args);
@@ -74,10 +68,15 @@ __global__ __launch_bounds__(kBlockThreads<Tile>,
     for (int phase = args.program.first_phase; phase < args.program.last_phase; ++phase) {
         // Activations, or what attention stages.
         uint8_t* const panel = decoder_bytes + kWarps * args.shared.stages * w4a16::kStageBytes;
-        if (phase % kProjections == kOutput) attend<T, kFp8, kHeadDim>(args, phase / kProjections, panel, attention);
+        w4a16::Step const step = weights().template step<kProjections>(phase);
+        if (step.which == kOutput) attend<T, kFp8, kHeadDim>(args, step.layer, panel, attention);
         // Made anew, so that attention has the registers.
         w4a16::Rings<kWarps> const own(decoder_bytes, ring_barriers, args.shared.stages);
-        project<Tile>(args, phase, own, panel, shared, chosen);
+        if (std::is_same_v<Tile, MlpTile> || step.which < kUp) {
+            project<Tile>(args, phase, step, own, panel, shared.sums, shared, chosen);
+        } else {
+            project<MlpTile>(args, phase, step, own, panel, shared.mlp_sums, shared, chosen);
+        }
     }
 }
 

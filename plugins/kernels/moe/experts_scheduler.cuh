@@ -70,13 +70,13 @@ class ExpertsTileScheduler : public cutlass::gemm::kernel::detail::StaticPersist
     }
 
     CUTLASS_DEVICE explicit ExpertsTileScheduler(Params const& params)
-        : params_(params), jobs_(tiles_in_use<kRows>(params.gemm)), index_(static_cast<int>(blockIdx.x)) {}
+        : params_(params), index_(static_cast<int>(blockIdx.x)) {}
     CUTLASS_DEVICE ExpertsTileScheduler(CLCResponse*, Params const& params, dim3) : ExpertsTileScheduler(params) {}
 
     CUTLASS_DEVICE WorkTileInfo get_current_work() const { return work_tile(index_); }
     CUTLASS_DEVICE void advance_to_next_work(uint32_t steps = 1) { index_ += static_cast<int>(gridDim.x * steps); }
     CUTLASS_DEVICE bool is_last_tile(WorkTileInfo const&, uint32_t steps = 1) const {
-        return index_ + static_cast<int>(gridDim.x * steps) >= jobs_ * params_.tiles_n;
+        return index_ + static_cast<int>(gridDim.x * steps) >= tiles_in_use<kRows>(params_.gemm) * params_.tiles_n;
     }
 
     template <class Cluster>
@@ -98,19 +98,21 @@ class ExpertsTileScheduler : public cutlass::gemm::kernel::detail::StaticPersist
     }
 
  private:
-    // Blocks that run at a time read the same weights for neighbouring jobs, which mostly are one expert's.
+    // Blocks that run at a time read the same weights for neighbouring jobs, which mostly are one expert's. How many
+    // jobs there are is read again for each tile: kept in a register, it would be spilled.
     CUTLASS_DEVICE WorkTileInfo work_tile(int index) const {
         constexpr int kStripe = 8;  // jobs
-        if (index >= jobs_ * params_.tiles_n) return WorkTileInfo::invalid_work_tile();
+        int const jobs = tiles_in_use<kRows>(params_.gemm);
+        if (index >= jobs * params_.tiles_n) return WorkTileInfo::invalid_work_tile();
         int const stripe = index / (kStripe * params_.tiles_n);
         int const local = index - stripe * kStripe * params_.tiles_n;
-        int const height = min(kStripe, jobs_ - stripe * kStripe);
+        int const height = min(kStripe, jobs - stripe * kStripe);
         int const tile = stripe * kStripe + local % height;
         return {tile, local / height, job_of_tile<kRows>(params_.gemm, tile).expert, true};
     }
 
     Params const& params_;
-    int jobs_, index_;
+    int index_;
 };
 
 // Chooses the scheduler above.

@@ -81,16 +81,21 @@ def test_a_gpu_that_is_not_there(tiny: Any, tmp_path: Path) -> None:
     assert caught.value.exit_code == UNAVAILABLE
 
 
+CAPACITY = 320
+
+
 @pytest.fixture(scope="module")
-def rewritten(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, torch.dtype], Path]:
+def rewritten(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Exports a trained model in a type and quantizes it, for this machine's GPU or an H200."""
     transformers = pytest.importorskip("transformers")
-    made: dict[tuple[str, torch.dtype], Path] = {}
+    made: dict[tuple[str, torch.dtype, tuple[str, ...] | None], Path] = {}
 
-    def make(name: str, dtype: torch.dtype) -> Path:
-        if (name, dtype) not in made:
+    def make(name: str, dtype: torch.dtype, kinds: tuple[str, ...] | None = None) -> Path:
+        key = name, dtype, kinds
+        if key not in made:
             folder = tmp_path_factory.mktemp(name)
             model = transformers.AutoModelForCausalLM.from_pretrained(MODELS / name, dtype=dtype)
+            model.config.max_position_embeddings = CAPACITY  # more than it was trained for
             model.save_pretrained(folder / "hf")
             transformers.AutoTokenizer.from_pretrained(MODELS / name).save_pretrained(folder / "hf")
             request = pipeline.Request(
@@ -99,12 +104,13 @@ def rewritten(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, torch.
                 output=folder / "m.engine",
                 task="generate",
                 stop_after="rewrite",
-                cache_capacity=128,
+                cache_capacity=CAPACITY,
                 max_batch=8,
+                kinds=kinds,
             )
             pipeline.run(request)
-            made[name, dtype] = folder / "m.rewritten.onnx"
-        return made[name, dtype]
+            made[key] = folder / "m.rewritten.onnx"
+        return made[key]
 
     return make
 
@@ -168,3 +174,28 @@ def test_the_plugins_generate_the_tokens_of_onnx_runtime(name: str, dtype: torch
     assert clear
     steps = len(prompts) * STEPS
     print(f"{name} {dtype}: {clear} texts equal, {steps - near} of {steps} steps no near tie, error {max(errors):.3f}")
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_one_launch_generates_the_tokens_of_its_parts(name: str, dtype: torch.dtype, rewritten: Any) -> None:
+    """256 steps on the text of the parts: the same token at every step, but for near ties."""
+    parts, one = (TorchRunner(rewritten(name, dtype, kinds), "cuda") for kinds in (None, ("all", "decoder")))
+    near = equal = 0
+    for prompt in held_out(3):
+        rows = [list(prompt)]
+        for runner in (parts, one):
+            runner.start(1)
+        expected, found = (prefill(runner, rows).host() for runner in (parts, one))
+        for _ in range(256):
+            second, first = np.sort(expected, -1)[:, -2:].T
+            tie = first - second < NEAR_TIE[dtype]
+            same = expected.argmax(-1) == found.argmax(-1)
+            assert (same | tie).all()
+            near += int(tie.sum())
+            equal += int(same.sum())
+            rows[0].append(int(expected.argmax(-1)[0]))
+            expected, found = (advance(runner, rows, [0]).host() for runner in (parts, one))
+    print(f"{name} {dtype}: {equal} of {3 * 256} tokens equal, {near} near ties")

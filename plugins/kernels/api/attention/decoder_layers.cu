@@ -1,6 +1,6 @@
 #include <algorithm>
-#include <cmath>
 
+#include "api/attention/attention_args.h"
 #include "api/attention/decoder_layers.h"
 #include "common/programmatic_launch.cuh"
 #include "decoder/launch.h"
@@ -15,8 +15,6 @@ using w4a16::ceil_div;
 constexpr int kMostBlocks = 256;  // of every GPU, for workspaces that are sized before it is known
 // Stages of each ring that keys and values leave, where shared memory allows it.
 constexpr int kFewestStages = 3;
-// Of a GPU's architecture for several tokens; before it their kernels would spill.
-constexpr int kLeastMajorOfSeveral = 9;
 
 int64_t tokens_of(TrtNvfp4DecoderArgs const& args) { return args.batch * args.tokens; }
 int64_t qkv_rows(TrtNvfp4DecoderArgs const& args) { return (args.heads + 2 * args.kv_heads) * args.head_dim; }
@@ -54,41 +52,12 @@ size_t lay_out(DecoderArgs<T>& args, TrtNvfp4DecoderArgs const& call, void* base
     args.attended = workspace.take<uint32_t>(m * call.heads * call.head_dim);
     args.middle = workspace.take<uint32_t>(m * call.hidden);
     args.hidden = workspace.take<uint32_t>(m * hidden_values(call));
-    args.experts.logits = workspace.take<w4a16::Partial>(call.experts);
+    args.experts.logits = workspace.take<w4a16::Partial>(m * call.experts);
     int64_t const places = int64_t{1} * Pairs(call).count * args.slots * args.job_rows;
     args.sums = workspace.take<w4a16::Partial>(places * call.head_dim);
     args.softmaxes = workspace.take<w4a16::Partial>(places * 2);
     w4a16::take_partials(args, workspace);
     return workspace.size();
-}
-
-template <typename T>
-attention::Args<T> attention_args(TrtNvfp4DecoderArgs const& args) {
-    attention::Args<T> result{};
-    result.batch = static_cast<int>(args.batch);
-    result.tokens = static_cast<int>(args.tokens);
-    result.heads = static_cast<int>(args.heads);
-    result.kv_heads = static_cast<int>(args.kv_heads);
-    result.head_dim = static_cast<int>(args.head_dim);
-    result.capacity = static_cast<int>(args.capacity);
-    result.group = static_cast<int>(args.heads / args.kv_heads);
-    result.window = args.window;
-    result.rotary = args.rope == TRT_NVFP4_ROPE_NONE ? 0 : static_cast<int>(args.rotary_dim);
-    result.interleaved = args.rope == TRT_NVFP4_ROPE_INTERLEAVED;
-    result.positions = static_cast<int>(args.positions);
-    result.wide_lengths = args.wide_lengths;
-    result.epsilon = args.epsilon;
-    result.scale = args.scale > 0.0f ? args.scale : 1.0f / std::sqrt(static_cast<float>(args.head_dim));
-    result.softcap = args.softcap;
-    result.keys = args.present;
-    result.past_length = args.past_length;
-    result.cosines = args.cos;
-    result.sines = args.sin;
-    result.query_norm = args.qk_norm ? static_cast<T const*>(args.q_norm_weight) : nullptr;
-    result.key_norm = args.qk_norm ? static_cast<T const*>(args.k_norm_weight) : nullptr;
-    result.key_scale = args.key_scale;
-    result.value_scale = args.value_scale;
-    return result;
 }
 
 // How shared memory is divided: the rings, and what activations and attention take in turn.
@@ -132,13 +101,11 @@ void set_experts(DecoderArgs<T>& args, TrtNvfp4DecoderArgs const& call) {
     per_expert(args.program.projections[kDown], call.hidden, call.intermediate);
 }
 
-// Of several tokens experts differ: the parts sort them.
 bool serves_experts(TrtNvfp4DecoderArgs const& args) {
     bool const scored = args.scoring == TRT_NVFP4_SOFTMAX || args.scoring == TRT_NVFP4_SIGMOID ||
                         args.scoring == TRT_NVFP4_SOFTMAX_OF_CHOSEN;
-    return scored && tokens_of(args) == 1 && args.head_dim <= kLargestHeadOfSeveral &&
-           args.intermediate % w4a16::kChunk == 0 && args.hidden <= kMostScored && args.experts <= kMostExperts &&
-           args.top_k <= kMostChosen;
+    return scored && args.head_dim <= kLargestHeadOfExperts && args.intermediate % w4a16::kChunk == 0 &&
+           args.hidden <= kMostScored && args.experts <= kMostExperts && args.top_k <= kMostChosen;
 }
 
 template <typename T, bool kFp8>
@@ -148,7 +115,7 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
     device.sm_count = std::min(device.sm_count, kMostBlocks);
     DecoderArgs<T> args{};
     args.m = static_cast<int>(tokens_of(call));
-    args.attention = attention_args<T>(call);
+    args.attention = attention::kernel_args<T>(attention::of_layer(call, 0));
     DecoderKernel<T> const kernel = find_kernel<T, kFp8>(args.m, args.attention.head_dim, call.experts > 0);
     cudaFuncAttributes attributes{};
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaFuncGetAttributes(&attributes, kernel.function), "cudaFuncGetAttributes"));
@@ -168,8 +135,9 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
         p = w4a16::make_projection(weights[which], sizes.rows[which], sizes.k[which]);
         constexpr float kSplitCost = 2.0f;  // as of sm80_w4a16_mlp.cuh
         w4a16::Shape const shape{p.tiles(), p.chunks()};
-        w4a16::set_split(
-            p, w4a16::choose_split(shape, args.m, args.shared.panel_chunks, kSplitCost, kernel.whole, device));
+        bool const in_turns = call.experts > 0 && which >= kUp;
+        w4a16::set_split(p, w4a16::choose_split(shape, in_turns ? 1 : args.m, args.shared.panel_chunks, kSplitCost,
+                                                kernel.whole && !in_turns, device));
         needed = std::max(needed, ceil_div(p.chunks(), p.split.splits));
         args.blocks = std::min(args.blocks, p.tasks);
     }
@@ -187,14 +155,17 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
     args.surroundings[kUp].gated = true;
     args.surroundings[kOutput].residual = args.surroundings[kDown].residual = true;
     args.layers = static_cast<int>(call.layers);
-    args.program.last_phase = args.layers * kProjections;
+    args.turns = call.experts > 0 ? args.m : 1;
+    int const phases = kUp + 2 * args.turns;
+    args.by_phases = Divisor(phases);
+    args.program.last_phase = args.layers * phases;
     args.by_tokens = Divisor(args.m);
     args.epsilon = call.epsilon;
     args.alpha = call.alpha;
     args.limit = call.limit;
     args.x = static_cast<T const*>(call.x);
     args.y = static_cast<T*>(call.y);
-    args.in_flight = choose_in_flight(kernel.fillers * w4a16::kStageBytes, device.sm_count, device.bandwidth);
+    args.in_flight = choose_in_flight(w4a16::kFillers * w4a16::kStageBytes, device.sm_count, device.bandwidth);
     args.one = 1;
     int64_t const elements = call.batch * call.kv_heads * call.capacity * call.head_dim;
     args.cache_bytes = elements * (kFp8 ? 1 : 2);
@@ -211,12 +182,10 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
         check_cuda(cudaMemsetAsync(workspace, w4a16::kAbsentByte, used, stream), "cudaMemsetAsync"));
     TRT_NVFP4_RETURN_IF_ERROR(
         allow_shared_memory(kernel.function, static_cast<size_t>(device.shared_bytes - fixed), "sm80_decoder"));
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeCooperative;
-    attribute.val.cooperative = 1;
+    cudaLaunchAttribute attribute = cooperative_attribute();
     cudaLaunchConfig_t config{};
     config.gridDim = static_cast<unsigned>(device.sm_count);
-    config.blockDim = static_cast<unsigned>(w4a16::kThreads + 32 * kernel.fillers);
+    config.blockDim = w4a16::kBlockThreads;
     config.dynamicSmemBytes = static_cast<size_t>(args.shared.bytes);
     config.stream = stream;
     config.attrs = &attribute;
@@ -229,21 +198,20 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
 bool serves(TrtNvfp4DecoderArgs const& args) {
     int64_t const m = tokens_of(args);
     if (args.dtype == TRT_NVFP4_FLOAT32 || m < 1 || m > kMostTokens || args.heads > kMostHeads) return false;
-    if (args.head_dim % 16 != 0 || args.head_dim > (m == 1 ? kLargestHead : kLargestHeadOfSeveral)) return false;
+    if (args.head_dim % 16 != 0 || args.head_dim > kLargestHead) return false;
     if (args.experts > 0 && !serves_experts(args)) return false;
     Sizes const sizes(args);
     // Every tile has a row that the next projection waits for.
     auto const fits = [](int64_t size) { return size % w4a16::kTileRows == 0; };
     if (!std::all_of(std::begin(sizes.rows), std::end(sizes.rows), fits)) return false;
     if (!std::all_of(std::begin(sizes.k), std::end(sizes.k), fits)) return false;
-    int device = 0, cooperative = 0, major = 0;
+    int device = 0, cooperative = 0;
     if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
+        cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device) != cudaSuccess) {
         cudaGetLastError();
         return true;
     }
-    return cooperative != 0 && (m == 1 || major >= kLeastMajorOfSeveral);
+    return cooperative != 0;
 }
 
 size_t workspace_bytes(TrtNvfp4DecoderArgs const& given) {
@@ -259,7 +227,7 @@ size_t workspace_bytes(TrtNvfp4DecoderArgs const& given) {
          {args.hidden, qkv_rows(args), args.heads * args.head_dim, args.hidden, hidden_values(args)}) {
         workspace.take<uint32_t>(m * width);
     }
-    workspace.take<w4a16::Partial>(args.experts);
+    workspace.take<w4a16::Partial>(m * args.experts);
     // Slots of all pairs are as many as blocks, or each pair has one for every sequence.
     int64_t const group = args.heads / args.kv_heads;
     int64_t const rows = std::min<int64_t>(args.tokens * group, kRows);

@@ -112,31 +112,41 @@ struct WarpCopies {
     __device__ __forceinline__ bool copy(uint32_t stage) { return of_tile.copy(stage) || of_next.copy(stage); }
 };
 
+// What a phase computes: a projection of a layer, of all tokens, or of one where they take turns.
+struct Step {
+    int which, layer, token;
+};
+
 // Weights that lie layer by layer.
 struct LayerWeights {
     using Copies = TileCopies;
 
-    __device__ __forceinline__ void await(int, int) const {}
-    __device__ __forceinline__ Copies copies(Projection const& p, int, int layer, int tile, int begin, int end) const {
-        return TileCopies({p.codes + layer * p.codes_per_layer, p.scales + layer * p.scales_per_layer, p.rows, p.k,
-                           tile, begin, end, 1});
+    template <int kProjections>
+    __device__ __forceinline__ Step step(int phase) const {
+        return {phase % kProjections, phase / kProjections, 0};
+    }
+    __device__ __forceinline__ void await(Step const&) const {}
+    __device__ __forceinline__ Copies copies(Projection const& p, Step const& step, int tile, int begin,
+                                             int end) const {
+        return TileCopies({p.codes + step.layer * p.codes_per_layer, p.scales + step.layer * p.scales_per_layer, p.rows,
+                           p.k, tile, begin, end, 1});
     }
 };
 
-// The weights of all phases, by one warp of kOfFillers, for some of the warps that multiply. `weights` says where they
-// are, once that is known.
-template <int kOfFillers = kFillers, typename T, int kProjections, class Weights = LayerWeights>
+// The weights of all phases, by one of the fillers, for some of the warps that multiply. `weights` says what a phase
+// is, and where they are, once that is known.
+template <typename T, int kProjections, class Weights = LayerWeights>
 __device__ __forceinline__ void fill_phases(PhasesArgs<T, kProjections> const& args, int filler,
                                             Rings<kWarps> const& rings, Weights const& weights = {}) {
     Program<kProjections> const& program = args.program;
     int const panel_chunks = args.shared.panel_chunks;
-    constexpr int kRings = kWarps / kOfFillers;
+    constexpr int kRings = kWarps / kFillers;
     int const first = uniform(filler) * kRings;
     RingPosition at;
     for (int phase = program.first_phase; phase < program.last_phase; ++phase) {
-        Projection const& p = program.projections[phase % kProjections];
-        int const which = phase % kProjections, layer = phase / kProjections;
-        if (static_cast<int>(blockIdx.x) < p.tasks) weights.await(which, layer);
+        Step const of_phase = weights.template step<kProjections>(phase);
+        Projection const& p = program.projections[of_phase.which];
+        if (static_cast<int>(blockIdx.x) < p.tasks) weights.await(of_phase);
         for (int index = blockIdx.x; index < p.tasks; index += gridDim.x) {
             WarpTask const whole(p, index, 0);
             for (int begin = whole.begin; begin < whole.end; begin += panel_chunks) {
@@ -147,8 +157,7 @@ __device__ __forceinline__ void fill_phases(PhasesArgs<T, kProjections> const& a
                     WarpTask const task(p, index, first + i);
                     WarpTask::Part const part = task.part(min(panel_chunks, task.end - begin));
                     auto const copies = [&](int tile, int first_chunk, int chunks) {
-                        return weights.copies(p, which, layer, task.first_tile + tile, first_chunk,
-                                              first_chunk + chunks);
+                        return weights.copies(p, of_phase, task.first_tile + tile, first_chunk, first_chunk + chunks);
                     };
                     tiles[i].of_tile = copies(task.tile, begin + part.first, part.of_tile);
                     if (part.of_next > 0) tiles[i].of_next = copies(task.tile + 1, begin, part.of_next);

@@ -134,7 +134,8 @@ struct TokenInput {
             return;
         }
         if constexpr (kLinear) return;
-        TaggedEight eights[kCount];
+        // Not left as they are: what is loaded under a condition alone would be kept in registers around a loop.
+        TaggedEight eights[kCount] = {};
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             if (offset(i) < k) eights[i].load(tagged + offset(i));
@@ -200,7 +201,7 @@ __device__ __forceinline__ void stage_token(TokenInput<T, kLinear> const& from, 
                 eight = normalize(eight, from.norm_weight + offset(i), from.inverse_rms);
             }
             HalfScale const scale(ptx::warp_max(greatest_of<T>(eight)), Decoder<__half>::kSumExponent);
-            // Zeros, too: branches in between would keep the chunks' instructions apart.
+            // What lies beyond the last chunk was computed too, of zeros: no branch parts the chunks' instructions.
             if (chunk(i) >= end) return;
             uint8_t* const place = panel + (chunk(i) - begin) * kTokenChunkBytes;
             *reinterpret_cast<uint4*>(place + (word * 4 + t) * 16) = pair_activations<__half>(scale.of<T>(eight));
