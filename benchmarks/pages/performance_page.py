@@ -62,8 +62,7 @@ other programs used as well."""
 ATTENTION = """## Attention over a cache
 
 `CachedAttention` at the shape of Qwen3-8B (32 query heads, 8 of keys and values, 128 wide), one new token a sequence,
-against torch's scaled_dot_product_attention in FP16. About 10 us of a call do not depend on the length. This record is
-of the kernels before prefill by wgmma on Hopper; it was not run again since."""
+against torch's scaled_dot_product_attention in FP16. About 10 us of a call do not depend on the length."""
 
 PREFILL = "Prefill into an empty FP16 cache, against torch's flash attention and cuDNN's."
 
@@ -77,9 +76,6 @@ record states. BF16 and FP8 are torch.compile's in a CUDA graph, as multiples of
 launch with 16-bit caches. Mixtures have no baseline here. At one token neither memory nor products bind the launch for
 all layers, but what follows one another in every layer: hand-overs between blocks, and attention. Parts pay a start
 each. What was measured against both: [NOTES.md](../../benchmarks/NOTES.md)."""
-
-DECODER_WIDE = """Heads of 256 and mixtures of experts take one launch of one token since the record above; a later run
-of these alone:"""
 
 QUANTIZE = """## Quantizers of 4-bit activations
 
@@ -182,9 +178,9 @@ def attention_table() -> str:
     return table("batch, cache, cached tokens, time, of bandwidth, torch", rows)
 
 
-def decoder_table(name: str = "decoder") -> str:
+def decoder_table() -> str:
     rows = []
-    for run in load(name)["steps"]:
+    for run in load("decoder")["steps"]:
         found, shares = times(run), run["fraction_of_floor"]
         names = ("parts", "one launch", "parts, FP8 caches", "one launch, FP8 caches")
         ours = [f"{found[name]:.0f} us, {shares[name]:.0%}" if name in found else "-" for name in names]
@@ -295,9 +291,6 @@ def page() -> str:
         DECODER,
         f"NVIDIA H200: {link('decoder')}, `{script('decoder')}`.",
         decoder_table(),
-        DECODER_WIDE,
-        f"NVIDIA H200: {link('decoder_wide')}, `{script('decoder_wide')} --only Gemma-2B Qwen3-30B-A3B`.",
-        decoder_table("decoder_wide"),
         QUANTIZE,
         source("quantize_searches"),
         quantize_table(),
