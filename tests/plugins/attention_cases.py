@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from nvfp4_reference import Array
 from op_inputs import float64, random_t
 
 NAN_BYTE = 127  # of E4M3
+Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,23 @@ def cached_values(cache: torch.Tensor, scale: torch.Tensor) -> Array:
     return float64(cache)
 
 
+def rotary_pairs(shape: Shape) -> tuple[Indices, Indices]:
+    """Which of a head's dimensions turn together: halves (rope 1) or neighbours (rope 2)."""
+    half = np.arange(shape.rotary // 2)
+    if shape.attributes(False)["rope"] == 1:
+        return half, half + len(half)
+    return 2 * half, 2 * half + 1
+
+
+def sizes(rows: Array, shape: Shape) -> Array:
+    """Of rows of heads, the size of what each value is a sum of: of a pair that turns, its length."""
+    found = np.abs(rows)
+    if shape.rotary:
+        one, other = rotary_pairs(shape)
+        found[..., one] = found[..., other] = np.hypot(rows[..., one], rows[..., other])
+    return found
+
+
 def new_rows(tensors: list[torch.Tensor], shape: Shape) -> tuple[Array, Array, Array]:
     """Queries, keys and values of the new tokens, [batch, new, heads, head_dim], none rounded."""
     qkv, _, _, _, cos, sin, query_norm, key_norm, *_ = map(float64, tensors)
@@ -100,14 +119,10 @@ def new_rows(tensors: list[torch.Tensor], shape: Shape) -> tuple[Array, Array, A
             x / np.sqrt(np.mean(x**2, -1, keepdims=True) + attributes["epsilon"]) * weight
             for x, weight in ((q, query_norm), (k, key_norm))
         )
-    rope = attributes.get("rope", 0)
-    if rope:
-        half = shape.rotary // 2
+    if shape.rotary:
         positions = np.array(shape.lengths)[:, None] + np.arange(shape.new)
         turns = (cos + 1j * sin)[positions][:, :, None]
-        pairs = (
-            [np.arange(half), np.arange(half) + half] if rope == 1 else [2 * np.arange(half), 2 * np.arange(half) + 1]
-        )
+        pairs = rotary_pairs(shape)
         q, k = q.copy(), k.copy()
         for x in (q, k):
             turned = (x[..., pairs[0]] + 1j * x[..., pairs[1]]) * turns
