@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .coverage import Coverage
 from .errors import EmulatorError, UnknownInstructionError
 from .ir import (
     TYPE_BITS,
@@ -88,6 +89,7 @@ class Emitter:
         self.lines: list[str] = []
         self.origins: list[Instruction | None] = []
         self.current: Instruction | None = None
+        self.index = 0  # of that, in its block
         self.mask = "m"
         self.indent = 1
         self._temporary = 0
@@ -241,6 +243,8 @@ class Emitter:
         sign = "~" if item.guard_negated else ""
         register = self.register(item.guard)
         self.line(f"g = {sign}{register}" if self.full else f"g = {sign}{register} & m")
+        if self.compiler.coverage is not None:
+            self.line(f"{self.name(self.compiler.coverage.note_guard)}({self.number}, {self.index}, g, m)")
         self.line(f"if g.tobytes() != {self.name(NO_LANE)}:")
         self.mask = "g"
         self.indent += 1
@@ -275,13 +279,17 @@ class Compiler:
     """Compiles the blocks of a program, on demand.
 
     `home`: the only block that knows a register, or -1. `constants`: lanes of registers that one instruction sets, to
-    the same whenever it runs.
+    the same whenever it runs. `coverage` is told what runs; None: nobody asks.
     """
+
+    #: Whether those that are made from now on have a coverage.
+    covers: ClassVar[bool] = False
 
     def __init__(self, program: Program, module: LoadedModule, special: Callable[..., Any]) -> None:
         self.program = program
         self.module = module
         self.special = special
+        self.coverage = Coverage() if self.covers else None
         self.namespace: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
         self._kept: list[Any] = []
@@ -336,7 +344,7 @@ class Compiler:
         """The function of a block for a whole warp or a part; kept in `functions[full][number]`."""
         emitter = Emitter(self, number, full)
         block = emitter.block
-        for item in block.instructions:
+        for emitter.index, item in enumerate(block.instructions):
             emitter.emit(item)
         if not block.instructions or block.instructions[-1].name not in ("bra", "brx", "ret", "exit", "trap"):
             emitter.current = None
@@ -347,6 +355,8 @@ class Compiler:
         scope: dict[str, Any] = {}
         exec(compile(source, filename, "exec"), self.namespace, scope)
         function: BlockFunction = scope["block"]
+        if self.coverage is not None:
+            function = self.coverage.watch(number, function, STAY)
         self.functions[full][number] = function
         return function
 

@@ -1,14 +1,17 @@
 """Mutations that no test can notice, by rule: what they would change reaches nothing, or comes to the same.
 
 - What is read by hints alone, or by nothing that was executed: cache policies, the time for which a wait may suspend a
-  thread.
-  Code that no test executes is not mutated either; that is a matter of coverage.
+  thread. Only ways and guarded instructions that some thread took count as executed (coverage.py); what tests do not
+  execute is not mutated either.
 - The correction of a signed division for dividends below zero, which sizes and indices never are.
-- A branch around code that does nothing else.
+- A branch around code that does nothing else, or between two ways that do the same but for hints, or to a trap that no
+  test comes to, which is an assertion.
+- A register set to the number that it has.
 - A difference with its terms swapped whose sign nothing asks for: it is squared, or made positive.
 - How far a shuffle from lane 0 may reach.
 - Another number that is not zero either, where nothing but that is asked.
 - Terms swapped that are compared for being equal.
+- A mask that lets the same pass, as the bits in which it differs are zero (known_bits.py).
 - griddepcontrol.launch_dependents: without it launches overlap less, which no test can notice.
 """
 
@@ -16,7 +19,22 @@ from __future__ import annotations
 
 from collections import Counter
 
-from .ir import Immediate, Instruction, Operand, Register, Sink, registers_of
+from .coverage import Coverage
+from .ir import (
+    TYPE_BITS,
+    Address,
+    Group,
+    Immediate,
+    Instruction,
+    Negated,
+    Operand,
+    Pair,
+    Register,
+    Sink,
+    Vector,
+    registers_of,
+)
+from .known_bits import KnownBits
 from .program import Program
 
 _HINTS = ("prefetch", "prefetchu", "nanosleep", "applypriority", "discard", "pmevent", "createpolicy")
@@ -27,16 +45,22 @@ _PURE = (
     "rem", "sqrt", "rsqrt", "tanh", "popc", "clz", "mapa", "copysign", "testp", "bfind", "brev", "dp4a", "createpolicy",
     "shfl", "elect",
 )  # fmt: skip
+_BRANCHES = ("bra", "brx", "ret", "exit")
+_TRAPS = ("trap", "brkpt")
+_LONGEST_TWIN, _LONGEST_SEARCH = 8, 16  # blocks
 
 
 class Equivalents:
-    """Of a program whose block i was executed `executed[i]` times."""
+    """Of a program of which tests execute `coverage`."""
 
-    def __init__(self, program: Program, executed: list[int]) -> None:
-        self._dead = _dead(program, executed, set())
-        while more := _idle_branches(program, executed, self._dead):
-            self._dead = _dead(program, executed, more | self._dead)
+    def __init__(self, program: Program, coverage: Coverage) -> None:
+        flow = _Flow(program, coverage)
+        self._dead = flow.dead(set())
+        while more := flow.idle_branches(self._dead):
+            self._dead = flow.dead(more | self._dead)
         self._corrections = _corrections(program)
+        self._again = flow.set_again()
+        self._known = KnownBits(program)
         self._readers: dict[int, list[Instruction]] = {}
         self._writers: Counter[int] = Counter()
         for item in (item for block in program.blocks for item in block.instructions):
@@ -48,6 +72,8 @@ class Equivalents:
         """Whether no test can tell `item` from `other`, which the rule puts in its place."""
         if id(item) in self._dead or (id(item), rule) in self._corrections or item.has("launch_dependents"):
             return True
+        if rule == "drop" and id(item) in self._again:
+            return True
         if item.name in ("setp", "set") and rule == "swap" and item.has("eq", "ne"):
             return True
         if item.has("try_wait") and other is not None and item.operands[:3] == other.operands[:3] and rule == "shift":
@@ -55,6 +81,14 @@ class Equivalents:
         if item.name == "shfl" and rule == "shift" and other is not None and item.has("idx"):
             same = item.operands[:3] == other.operands[:3] and item.operands[4:] == other.operands[4:]
             return item.operands[2] == Immediate(0) and same
+        if item.name == "and" and rule == "shift" and other is not None:
+            (changed,) = [i for i in (1, 2) if item.operands[i] != other.operands[i]]
+            bits = TYPE_BITS[item.type]
+            before, after, value = (
+                self._known.may_be_one(operand, bits)
+                for operand in (item.operands[changed], other.operands[changed], item.operands[3 - changed])
+            )
+            return not (before ^ after) & value
         target = item.operands[0] if item.operands else None
         if not isinstance(target, Register):
             return False
@@ -101,68 +135,211 @@ def _sources(item: Instruction) -> set[int]:
     return {r.index for r in registers_of(item.guard, *operands)}
 
 
-def _idle_branches(program: Program, executed: list[int], dead: set[int]) -> set[int]:
-    """`id`s of branches from which every way to where they meet again is through dead code, and that are not dead."""
-    found = set()
-    for number, block in enumerate(program.blocks):
-        if not executed[number] or not block.instructions or block.instructions[-1].name != "bra":
-            continue
-        if len(set(block.successors)) < 2 or id(block.instructions[-1]) in dead:
-            continue
-        end, seen, waiting = block.reconvergence, {number}, [s for s in block.successors if s != block.reconvergence]
+class _Flow:
+    """A program as tests execute it: only ways that they take, only instructions that some thread executes."""
+
+    def __init__(self, program: Program, coverage: Coverage) -> None:
+        self.program = program
+        self.blocks = program.blocks
+        taken: list[list[int]] = [[] for _ in self.blocks]
+        for origin, successor in coverage.edges:
+            taken[origin].append(successor)
+        self.successors = taken
+        self.executed = [bool(successors) for successors in taken]
+        #: (instruction, registers that it sets for every thread, registers that what it does depends on), as bits.
+        self.facts: list[list[tuple[Instruction, int, int]]] = []
+        for number, block in enumerate(self.blocks):
+            facts = []
+            for index, item in enumerate(block.instructions if self.executed[number] else ()):
+                place = number, index
+                guard = _bits({r.index for r in registers_of(item.guard)})
+                if item.guard is not None and item.name not in _BRANCHES and place not in coverage.enabled:
+                    facts.append((item, 0, guard))
+                    continue
+                always = item.guard is None or place not in coverage.disabled
+                facts.append((item, _bits(_results(item)) if always else 0, guard | _bits(_sources(item))))
+            self.facts.append(facts)
+        #: Registers that matter when a block begins, of the last `dead`.
+        self.before = [0] * len(self.blocks)
+
+    def dead(self, idle: set[int]) -> set[int]:
+        """`id`s of instructions that only write what nothing that was executed, or only other such ones, read before it
+        is written again. `idle`: those that are known to do nothing."""
+        before = self.before = [0] * len(self.blocks)
+        predecessors: list[list[int]] = [[] for _ in self.blocks]
+        for number, successors in enumerate(self.successors):
+            for successor in successors:
+                if successor >= 0:
+                    predecessors[successor].append(number)
+        dead: set[int] = set()
+        waiting = list(range(len(self.blocks)))
+        queued = set(waiting)
+        while waiting:
+            number = waiting.pop()
+            queued.discard(number)
+            live = self.live_after(number)
+            for item, results, sources in reversed(self.facts[number]):
+                if id(item) in idle or _hints(item) or (_is_pure(item) and not _bits(_results(item)) & live):
+                    dead.add(id(item))
+                    continue
+                dead.discard(id(item))
+                if item.name in _PURE:
+                    live &= ~results
+                live |= sources
+            if live != before[number]:
+                before[number] = live
+                more = [p for p in predecessors[number] if p not in queued]
+                waiting += more
+                queued.update(more)
+        return dead
+
+    def live_after(self, number: int) -> int:
+        live = 0
+        for successor in self.successors[number]:
+            live |= self.before[successor] if successor >= 0 else 0
+        return live
+
+    def idle_branches(self, dead: set[int]) -> set[int]:
+        """`id`s of branches that make no difference, and that are not dead: every way from them to where they meet
+        again is through dead code, or both ways do the same but for hints."""
+        found = set()
+        for number, block in enumerate(self.blocks):
+            last = block.instructions[-1] if block.instructions else None
+            if last is None or last.name != "bra" or not self.executed[number] or id(last) in dead:
+                continue
+            if len(set(block.successors)) == 2 and (
+                self._does_nothing(number, dead) or self._are_twins(number, dead) or self._asserts(number)
+            ):
+                found.add(id(last))
+        return found
+
+    def _asserts(self, number: int) -> bool:
+        """Whether a branch only decides whether to trap, which no test does."""
+        for start in self.blocks[number].successors:
+            seen: set[int] = set()
+            while start >= 0 and not self.executed[start] and start not in seen:
+                seen.add(start)
+                block = self.blocks[start]
+                if any(item.name in _TRAPS for item in block.instructions):
+                    return block.instructions[0].name in _TRAPS
+                if len(block.successors) != 1 or any(item.name != "bra" for item in block.instructions):
+                    break
+                (start,) = block.successors
+        return False
+
+    def set_again(self) -> set[int]:
+        """`id`s of instructions that set a register to the number that it has, wherever they are reached from."""
+        before: list[list[int]] = [[] for _ in self.blocks]
+        for number, block in enumerate(self.blocks):
+            for successor in block.successors:
+                if successor >= 0:
+                    before[successor].append(number)
+        found = set()
+        for number, block in enumerate(self.blocks):
+            for index, item in enumerate(block.instructions):
+                if _sets_to(item) is not None and self._holds(item, number, index, before):
+                    found.add(id(item))
+        return found
+
+    def _holds(self, item: Instruction, number: int, index: int, before: list[list[int]]) -> bool:
+        """Whether what last wrote the register that `item` sets, on every way to it, set it to the same number."""
+        register, value = item.operands[0], _sets_to(item)
+        waiting, seen = [(number, index)], set()
+        while waiting:
+            block, end = waiting.pop()
+            for other in reversed(self.blocks[block].instructions[:end]):
+                if register in registers_of(*other.operands[:1]):
+                    if other.operands[0] != register or _sets_to(other) != value or other is item:
+                        return False
+                    break
+            else:
+                if block == 0 or not before[block] or len(seen) > _LONGEST_SEARCH:
+                    return False
+                new = [b for b in before[block] if b not in seen]
+                seen.update(new)
+                waiting += [(b, len(self.blocks[b].instructions)) for b in new]
+        return True
+
+    def _does_nothing(self, number: int, dead: set[int]) -> bool:
+        end, seen = self.blocks[number].reconvergence, {number}
+        waiting = [s for s in self.blocks[number].successors if s != end]
         while waiting:
             between = waiting.pop()
-            if between in seen or between < 0 or not executed[between]:
-                break
+            if between in seen or between < 0 or not self.executed[between]:
+                return False
             seen.add(between)
-            items = program.blocks[between].instructions
+            items = self.blocks[between].instructions
             if any(id(item) not in dead and (item.name != "bra" or item.guard is not None) for item in items):
-                break
-            waiting += [s for s in program.blocks[between].successors if s != end]
-        else:
-            found.add(id(block.instructions[-1]))
-    return found
+                return False
+            waiting += [s for s in self.blocks[between].successors if s != end]
+        return True
+
+    def _are_twins(self, number: int, dead: set[int]) -> bool:
+        """What the two ways write must be the same register, or one that nothing reads where they meet."""
+        end = self.blocks[number].reconvergence
+        ways = [self._straight(start, end, dead) for start in self.blocks[number].successors]
+        if end < 0 or None in ways or len(ways[0] or ()) != len(ways[1] or ()):
+            return False
+        live, renamed = self.before[end], {}
+        for one, other in zip(*ways, strict=True):
+            names = [[r.index for r in registers_of(item.guard, *_without_hint(item))] for item in (one, other)]
+            if _shape(one) != _shape(other) or len(names[0]) != len(names[1]):
+                return False
+            results = _results(one) if one.name in _PURE else set()
+            for a, b in zip(*names, strict=True):
+                if a in results and a not in {r.index for r in registers_of(*one.operands[1:])}:
+                    if a != b and live >> a & 1 | live >> b & 1:
+                        return False
+                    renamed[a] = b
+                elif renamed.get(a, a) != b or (a not in renamed and b in renamed.values()):
+                    return False
+        return True
+
+    def _straight(self, start: int, end: int, dead: set[int]) -> list[Instruction] | None:
+        """What a way without branches executes, but for dead code."""
+        found: list[Instruction] = []
+        for _ in range(_LONGEST_TWIN):
+            if start == end:
+                return found
+            block = self.blocks[start] if start >= 0 else None
+            if block is None or len(block.successors) != 1:
+                return None
+            found += [item for item in block.instructions if id(item) not in dead and item.name != "bra"]
+            (start,) = block.successors
+        return None
 
 
-def _dead(program: Program, executed: list[int], idle: set[int]) -> set[int]:
-    """`id`s of instructions that only write what nothing that was executed, or only other such ones, read before it is
-    written again. `idle`: those that are known to do nothing."""
-    blocks = program.blocks
-    before = [0] * len(blocks)  # registers that matter when a block begins, as bits
-    predecessors: list[list[int]] = [[] for _ in blocks]
-    for number, block in enumerate(blocks):
-        for successor in block.successors:
-            if successor >= 0:
-                predecessors[successor].append(number)
-    facts = [
-        [(i, _bits(_results(i)) if i.name in _PURE else 0, _bits(_sources(i))) for i in block.instructions]
-        if times
-        else []
-        for block, times in zip(blocks, executed, strict=True)
-    ]
-    dead: set[int] = set()
-    waiting = list(range(len(blocks)))
-    queued = set(waiting)
-    while waiting:
-        number = waiting.pop()
-        queued.discard(number)
-        live = 0
-        for successor in blocks[number].successors:
-            live |= before[successor] if successor >= 0 and executed[number] else 0
-        for item, results, sources in reversed(facts[number]):
-            if id(item) in idle or _hints(item) or (_is_pure(item) and not results & live):
-                dead.add(id(item))
-                continue
-            dead.discard(id(item))
-            if item.guard is None:
-                live &= ~results
-            live |= sources
-        if live != before[number]:
-            before[number] = live
-            more = [p for p in predecessors[number] if p not in queued]
-            waiting += more
-            queued.update(more)
-    return dead
+def _sets_to(item: Instruction) -> int | None:
+    """The number that a mov sets a register to for every thread."""
+    if item.name != "mov" or item.guard is not None or not isinstance(item.operands[0], Register):
+        return None
+    source = item.operands[1]
+    return source.value if isinstance(source, Immediate) else None
+
+
+def _without_hint(item: Instruction) -> tuple[Operand, ...]:
+    return item.operands[:-1] if item.has("L2::cache_hint") else item.operands
+
+
+def _shape(item: Instruction) -> tuple[object, ...]:
+    """An instruction without the names of its registers and its hint."""
+    opcode = tuple(part for part in item.opcode if part != "L2::cache_hint")
+    return opcode, item.guard is None, item.guard_negated, tuple(map(_nameless, _without_hint(item)))
+
+
+def _nameless(operand: Operand | None) -> object:
+    match operand:
+        case Register():
+            return operand.type
+        case Address():
+            return "[]", _nameless(operand.base), operand.offset, _nameless(operand.coordinates)
+        case Vector() | Group():
+            return tuple(map(_nameless, operand.items))
+        case Pair():
+            return _nameless(operand.first), _nameless(operand.second)
+        case Negated():
+            return "!", _nameless(operand.operand)
+    return operand
 
 
 def _bits(registers: set[int]) -> int:

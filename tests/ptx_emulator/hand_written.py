@@ -32,7 +32,13 @@ MODULE = """
 
 
 def run(
-    body: str, *, words: int = 256, threads: int = 32, cluster: int = 1, strict_exit: bool = True
+    body: str,
+    *,
+    words: int = 256,
+    threads: int = 32,
+    cluster: int = 1,
+    strict_exit: bool = True,
+    target: str = "sm_100a",
 ) -> NDArray[np.uint32]:
     """The words at `pointer` after the body.
 
@@ -40,7 +46,7 @@ def run(
     """
     device = Device(strict_exit=strict_exit)
     memory = device.upload(np.arange(words, dtype=np.uint32), "test buffer")
-    module = device.load(MODULE.format(body=body))
+    module = device.load(MODULE.format(body=body).replace("sm_100a", target))
     shape = (cluster, 1, 1)
     device.launch(
         module, "kernel", shape, (threads, 1, 1), pack_params(memory, 0), 8192, shape if cluster > 1 else None

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 Dim3 = tuple[int, int, int]
 # Blocks that a fragment runs before the others get their turn, and turns without any effect before giving up.
+# Of registers that nothing was written to, one lane in so many is zero.
+_ZERO = 8
 _SLICE = 2000
 _IDLE_ROUNDS = 2000
 # Rounds after which a block that lags has its turn, though others can go on: they may poll what it is to write.
@@ -107,14 +109,19 @@ def _places(first: Dim3, last: Dim3, step: Dim3) -> Iterator[Dim3]:
 def _lanes_of_garbage(bits: int, seed: int) -> NDArray[Any]:
     raw = np.frombuffer(random.Random(seed).randbytes(32 * 16), np.uint8)
     if bits == 1:
-        return raw[:32] > 127
+        # In some registers alike, as a warp goes one way then.
+        return np.full(32, raw[0] > 127) if raw[1] > 85 else raw[:32] > 127
+    zeros = raw[-32:] % _ZERO == 0
     raw = (raw.view(np.uint32) | np.uint32(0x7FC07FC0)).view(np.uint8)
     lanes = raw.view(np.uint64 if bits == 128 else STORAGE[bits])
-    return lanes.reshape(32, 2) if bits == 128 else lanes[:32]
+    if bits == 128:
+        return lanes.reshape(32, 2)
+    return np.where(zeros, 0, lanes[:32]).astype(lanes.dtype)
 
 
 def _garbage(widths: list[int], seed: int) -> list[NDArray[Any]]:
-    """Registers of these widths that nothing was written to: each others, no addresses, and as floats not a number."""
+    """Registers of these widths that nothing was written to: each others, no addresses, and zero in some lanes, as
+    floats not a number in the rest."""
     return [_lanes_of_garbage(bits, seed % 8 + 8 * (index % 13)) for index, bits in enumerate(widths)]
 
 

@@ -101,6 +101,7 @@ class Warp:
         self.bulk_committed: dict[int, int] = {}
         self.wgmma_committed = 0
         self.tensor_loads = 0
+        self.loaded_at = 0  # the epoch behind the last of them
         self.tensor_stored = 0
         self.tensor_operations = 0
         root = Join(EXIT, None)
@@ -150,9 +151,9 @@ class Warp:
         clock[self.cta.cluster.agents.of("tcgen05.st", self.id)] = self.tensor_stored
         return clock
 
-    def see(self, kind: str, epoch: int) -> None:
-        """What this warp issued is done, up to an epoch of its agent."""
-        agent = self.cta.cluster.agents.of(kind, self.id)
+    def see(self, kind: str, epoch: int, of: Warp | None = None) -> None:
+        """What this warp, or another, issued is done, up to an epoch of its agent."""
+        agent = self.cta.cluster.agents.of(kind, (of or self).id)
         self.clock[agent] = max(epoch, int(self.clock[agent]))
 
     def hand_over(self) -> Clock:

@@ -29,13 +29,15 @@ from typing import Any, Protocol
 import pytest
 from _pytest.runner import runtestprotocol
 
+from .codegen import Compiler
 from .counters import Counters
+from .coverage import Coverage
 from .ir import Instruction
 from .launch import Launch, LoadedModule
-from .mutations import Mutation, again, apply, draw
+from .mutations import Mutation, Population, again, apply
 
 # CPU seconds that a test of a mutant may take beyond this many times what it took with the kernel as it is.
-_GRACE, _TIMES = 10, 4
+_GRACE, _TIMES = 5, 3
 _POLL = 0.5
 
 
@@ -56,10 +58,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @dataclass
 class _Kernel:
-    """One that matches: how often each block ran, and the seconds of the tests that launch it."""
+    """One that matches: what of it ran, and the seconds of the tests that launch it."""
 
     module: LoadedModule
-    executed: list[int]
+    coverage: Coverage
     tests: dict[pytest.Item, float]
 
 
@@ -88,8 +90,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         program, _ = kernel.module.program(name)
         if options.survivors is None:
             share = -(-options.mutations // len(kernels))
-            drawn = draw(program, kernel.executed, share, options.mutation_seed, seen)
-            todo += [(kernel, *mutation) for mutation in drawn]
+            population = Population(program, kernel.coverage)
+            print("mutations in all, executed, not left out:", *population.counts(), name)
+            todo += [(kernel, *mutation) for mutation in population.draw(share, options.mutation_seed, seen)]
         else:
             todo += [
                 (kernel, m, again(program, m)) for m in _known(options.survivors, ("survived",)) if m.kernel == name
@@ -120,7 +123,7 @@ def _observe(items: list[pytest.Item], pattern: str, jobs: int) -> dict[str, _Ke
     """The kernels that the tests launch, as they are. Each test runs in a process of its own; then the cheapest of each
     kernel runs in this one, so that mutants inherit what is parsed and compiled."""
     context = multiprocessing.get_context("fork")
-    tests: dict[str, dict[pytest.Item, tuple[float, list[int]]]] = {}
+    tests: dict[str, dict[pytest.Item, tuple[float, Coverage]]] = {}
     waiting, running = items[::-1], {}
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -132,41 +135,39 @@ def _observe(items: list[pytest.Item], pattern: str, jobs: int) -> dict[str, _Ke
         for connection in wait(list(running)):
             assert isinstance(connection, Connection)
             item = running.pop(connection)
-            failed, seconds, executed = connection.recv()
+            failed, seconds, covered = connection.recv()
             if failed:
                 raise pytest.UsageError(f"{item.nodeid} fails with the kernel as it is: {failed}")
-            for name, counts in executed.items():
-                tests.setdefault(name, {})[item] = seconds, counts
+            for name, coverage in covered.items():
+                tests.setdefault(name, {})[item] = seconds, coverage
     modules: dict[str, LoadedModule] = {}
     cheapest = list(dict.fromkeys(min(found, key=lambda item: found[item][0]) for found in tests.values()))
     with _launches(lambda launch, _: modules.setdefault(launch.program.name, launch.compiler.module)):
         for item, following in _with_next(cheapest):
             runtestprotocol(item, nextitem=following)
-    return {
-        name: _Kernel(
-            modules[name],
-            [sum(counts) for counts in zip(*(counts for _, counts in found.values()), strict=True)],
-            {item: seconds for item, (seconds, _) in found.items()},
-        )
-        for name, found in tests.items()
-    }
+    kernels = {}
+    for name, found in tests.items():
+        kernels[name] = _Kernel(modules[name], Coverage(), {item: seconds for item, (seconds, _) in found.items()})
+        for _, coverage in found.values():
+            kernels[name].coverage.add(coverage)
+    return kernels
 
 
 def _measure(to: Connection, item: pytest.Item, pattern: str) -> None:
-    """In a process of its own: sends how the test failed, its CPU time, and how often each block of the kernels ran."""
+    """In a process of its own: sends how the test failed, its CPU time, and what of the kernels ran."""
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  until the process ends
-    executed: dict[str, list[int]] = {}
+    covered: dict[str, Coverage] = {}
+    Compiler.covers = True
 
-    def note(launch: Launch, counters: Counters) -> None:
-        name = launch.program.name
-        if re.search(pattern, name):
-            before = executed.get(name, [0] * len(counters.block_executions))
-            executed[name] = [a + b for a, b in zip(before, counters.block_executions, strict=True)]
+    def note(launch: Launch, _: Counters) -> None:
+        name, coverage = launch.program.name, launch.compiler.coverage
+        if coverage is not None and re.search(pattern, name):
+            covered[name] = coverage
 
     start = time.process_time()
     with _launches(note):
         failed = [report for report in runtestprotocol(item, log=False, nextitem=None) if report.failed]
-    to.send((failed[0].longreprtext if failed else "", time.process_time() - start, executed))
+    to.send((failed[0].longreprtext if failed else "", time.process_time() - start, covered))
     to.close()
     os._exit(0)
 

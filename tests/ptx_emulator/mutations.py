@@ -7,7 +7,8 @@
 - swap: two of its sources change places.
 
 What no test can notice is left out, see equivalent.py. Of the copies of an instruction that unrolling makes, one stands
-for all: mutations are alike whose rule is the same, and the opcode, the kinds of its operands, and the opcodes around.
+for all: mutations are alike whose rule is the same, and the opcode, the kinds of its operands, the opcodes of what
+writes what it reads and of what reads what it writes, and numbers in floating point.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .codegen import Compiler
+from .coverage import Coverage
 from .equivalent import Equivalents
 from .ir import (
     TYPE_BITS,
@@ -35,6 +37,7 @@ from .ir import (
     Special,
     Symbol,
     Vector,
+    registers_of,
 )  # fmt: skip
 from .launch import LoadedModule
 from .program import Program
@@ -50,8 +53,6 @@ _ENDS = ("bra", "brx", "ret", "exit", "trap")
 _COMMUTES = ("add", "mul", "min", "max", "and", "or", "xor", "st", "call")
 _MASKS = ("and", "or", "xor")
 _WORD = 4
-# Instructions before and after one that say whether another is its copy.
-_AROUND = 2
 
 
 @dataclass(frozen=True)
@@ -102,33 +103,74 @@ def variants(item: Instruction) -> Iterator[tuple[str, Instruction | None]]:
                 yield "swap", replace(item, operands=(*operands[:first], b, a, *operands[first + 2 :]))
 
 
-def draw(
-    program: Program, executed: list[int], count: int, seed: int, seen: set[object] | None = None
-) -> list[tuple[Mutation, Instruction | None]]:
-    """`count` mutations of instructions in blocks that were executed, no two alike, and none like those of other
-    kernels that are in `seen`."""
-    places = [(b, i) for b, times in enumerate(executed) if times for i in range(len(program.blocks[b].instructions))]
-    # What is drawn of an instruction depends on nothing else, so that tests may be added between two runs.
-    chance = {place: random.Random(f"{seed} {program.name} {place}") for place in places}
-    places.sort(key=lambda place: chance[place].random())
-    equivalents = Equivalents(program, executed)
-    found = []
-    seen = set() if seen is None else seen
-    for block, index in places:
-        item = program.blocks[block].instructions[index]
-        options = [(rule, other) for rule, other in variants(item) if not equivalents.unseen(item, rule, other)]
-        if not options:
-            continue
-        rule, other = chance[block, index].choice(options)
-        around = program.blocks[block].instructions[max(index - _AROUND, 0) : index + _AROUND + 1]
-        alike = rule, _shape(item), other and _shape(other), tuple(near.opcode for near in around)
-        if alike not in seen:
-            seen.add(alike)
-            after = None if other is None else _text(other)
-            found.append((Mutation(program.name, item.line, rule, item.text, after, block, index), other))
-            if len(found) == count:
-                break
-    return found
+class Population:
+    """The mutations of a program of which tests execute `coverage`."""
+
+    def __init__(self, program: Program, coverage: Coverage) -> None:
+        self.program = program
+        self._equivalents = Equivalents(program, coverage)
+        blocks = [(number, len(program.blocks[number].instructions)) for number in sorted(coverage.blocks())]
+        places = [(number, index) for number, count in blocks for index in range(count)]
+        self._executed = [place for place in places if place in coverage.enabled or not self._may_be_passed_over(place)]
+
+    def _at(self, place: tuple[int, int]) -> Instruction:
+        return self.program.blocks[place[0]].instructions[place[1]]
+
+    def _may_be_passed_over(self, place: tuple[int, int]) -> bool:
+        item = self._at(place)
+        return item.guard is not None and item.name not in _ENDS
+
+    def _of(self, item: Instruction) -> list[tuple[str, Instruction | None]]:
+        return [(rule, other) for rule, other in variants(item) if not self._equivalents.unseen(item, rule, other)]
+
+    def counts(self) -> tuple[int, int, int]:
+        """Mutations of all instructions, of those that were executed, and of these those that are not left out."""
+        every = sum(len(list(variants(item))) for block in self.program.blocks for item in block.instructions)
+        executed = [self._at(place) for place in self._executed]
+        return every, sum(len(list(variants(i))) for i in executed), sum(len(self._of(i)) for i in executed)
+
+    def draw(self, count: int, seed: int, seen: set[object] | None = None) -> list[tuple[Mutation, Instruction | None]]:
+        """`count` mutations of instructions that were executed, no two alike, and none like those of other kernels that
+        are in `seen`."""
+        name = self.program.name
+        # What is drawn of an instruction depends on nothing else, so that tests may be added between two runs.
+        chance = {place: random.Random(f"{seed} {name} {place}") for place in self._executed}
+        uses = _Uses(self.program)
+        found: list[tuple[Mutation, Instruction | None]] = []
+        seen = set() if seen is None else seen
+        for place in sorted(self._executed, key=lambda place: chance[place].random()):
+            item = self._at(place)
+            options = self._of(item)
+            if not options:
+                continue
+            rule, other = chance[place].choice(options)
+            alike = rule, _shape(item), other and _shape(other), uses.of(item)
+            if alike not in seen:
+                seen.add(alike)
+                after = None if other is None else _text(other)
+                found.append((Mutation(name, item.line, rule, item.text, after, *place), other))
+                if len(found) == count:
+                    break
+        return found
+
+
+class _Uses:
+    """What instructions read and are read by, which says whether one is another's copy."""
+
+    def __init__(self, program: Program) -> None:
+        self._writers: dict[int, set[tuple[str, ...]]] = {}
+        self._readers: dict[int, set[tuple[str, ...]]] = {}
+        for item in (item for block in program.blocks for item in block.instructions):
+            for register in registers_of(*item.operands[:1]):
+                self._writers.setdefault(register.index, set()).add(item.opcode)
+            for register in registers_of(item.guard, *item.operands[1:]):
+                self._readers.setdefault(register.index, set()).add(item.opcode)
+
+    def of(self, item: Instruction) -> tuple[object, ...]:
+        read = [frozenset(self._writers.get(r.index, ())) for r in registers_of(item.guard, *item.operands[1:])]
+        written = [frozenset(self._readers.get(r.index, ())) for r in registers_of(*item.operands[:1])]
+        numbers = [o.value for o in item.operands if isinstance(o, Immediate) and o.float_bits]
+        return tuple(read), tuple(written), tuple(numbers)
 
 
 def _shape(item: Instruction) -> tuple[object, ...]:

@@ -38,6 +38,7 @@ _BLOCKING = {
 _BLOCKING_PREFIXES = {
     ("mbarrier", "try_wait"), ("mbarrier", "test_wait"), ("cp", "async", "bulk", "wait_group"), ("tcgen05", "alloc"),
     ("cp", "async", "wait_group"), ("cp", "async", "wait_all"), ("ld", "acquire"), ("ld", "relaxed"),
+    ("wgmma", "wait_group"),
 }  # fmt: skip
 EXIT = -1
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptx_emulator.errors import EmulatorError, MemoryFault, RaceError, UnknownInstructionError
-from ptx_emulator.order import Access, Agents, History
+from ptx_emulator.order import Access, Agents, Clock, History
 
 LANES, COLUMNS = 128, 512
 _ROWS = 16  # lanes that the race check tells apart together: no transfer reaches fewer
@@ -61,10 +61,15 @@ class TensorMemory:
                 return start
         return None
 
-    def free(self, address: int, columns: int) -> None:
-        """`tcgen05.dealloc` of exactly one allocation."""
+    def free(self, address: int, columns: int, clock: Clock | None = None) -> None:
+        """`tcgen05.dealloc` of exactly one allocation, by a warp with this clock: a write of all of it."""
         if self.allocations.get(address) != columns:
             raise MemoryFault(f"tcgen05.dealloc of {columns} columns at {address:#x}; allocated: {self.allocations}")
+        if self.history is not None and clock is not None:
+            every = np.arange(address, address + columns)
+            conflict = self.history.conflict(_places(np.arange(LANES)[:, None], every), clock)
+            if conflict is not None:
+                raise self._race(every, "tcgen05.dealloc frees", *conflict)
         del self.allocations[address]
         self.allocated[address : address + columns] = self.taken[address : address + columns] = False
 

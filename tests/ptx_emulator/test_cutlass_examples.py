@@ -48,6 +48,12 @@ OTHERS = {
         "48_hopper_warp_specialized_gemm/48_hopper_warp_specialized_gemm.cu", "h200", "--m=256 --n=256 --k=64"
     ),
     "55": Example(_MIXED, "h200", "--m=256 --n=128 --k=128 --mode=1 --g=128"),
+    "61": Example(
+        "61_hopper_gemm_with_topk_and_softmax/61_hopper_gemm_with_topk_and_softmax.cu", "h200", ""
+    ),
+    "63": Example(
+        "63_hopper_gemm_with_weight_prefetch/63_hopper_gemm_with_weight_prefetch.cu", "h200", "--m=256 --n=128 --k=256"
+    ),
     # Its copy_if leaves scales beyond the matrix as they were.
     "67": Example(
         f"{_BLOCKWISE}/{_BLOCKWISE}.cu", "h200", "--m=256 --n=256 --k=256", options="--sms=8 --tolerate=uninitialised"

@@ -38,7 +38,8 @@ def test_a_barrier_is_initialised_again_only_after_it_was_invalidated() -> None:
 
 def test_registers_and_local_memory_start_with_garbage() -> None:
     register = run("st.global.u32 [%rd3], %r31;")
-    assert len(set(register[:32].tolist())) == 32
+    assert len(set(register[:32].tolist())) > 20
+    assert (register[:32] == 0).any()
     local = run(".local .align 4 .b8 own[8]; mov.u32 %r6, own; ld.local.u32 %r7, [%r6]; st.global.u32 [%rd3], %r7;")
     assert (local[:32] != 0).all()
     assert not np.array_equal(register[:32], local[:32])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ptx_emulator.coverage import Coverage
 from ptx_emulator.device import Device, pack_params
 from ptx_emulator.errors import EmulatorError
 from ptx_emulator.hand_written import MODULE
-from ptx_emulator.mutations import Mutation, again, apply, draw
+from ptx_emulator.mutations import Mutation, Population, again, apply
 
 BODY = """
     mov.b32 %r10, 100;
@@ -40,7 +41,8 @@ def run(mutate: Mutation | None = None) -> np.ndarray:
 
 def drawn() -> list[Mutation]:
     program, _ = Device().load(MODULE.format(body=BODY)).program("kernel")
-    every = [draw(program, [1] * len(program.blocks), 1000, seed) for seed in range(20)]
+    population = Population(program, Coverage.everything(program))
+    every = [population.draw(1000, seed) for seed in range(20)]
     return list({mutation for found in every for mutation, _ in found})
 
 
@@ -52,11 +54,19 @@ def test_only_what_can_matter_is_broken() -> None:
     assert {("shr.s32 %r15", "shift"), ("add.s32 %r14", "drop"), ("mul.f32 %f2", "shift")} <= texts
 
 
-def mutants(body: str, instruction: str = "", executed: bool = True) -> set[tuple[str, str | None]]:
-    """(rule, what stands in its place) of instructions that begin so."""
-    program, _ = Device().load(MODULE.format(body=body)).program("kernel")
-    blocks = [int(executed or block == 0) for block in range(len(program.blocks))]
-    every = [mutation for seed in range(30) for mutation, _ in draw(program, blocks, 1000, seed)]
+def mutants(body: str, instruction: str = "", value: int | None = None) -> set[tuple[str, str | None]]:
+    """(rule, what stands in its place) of instructions that begin so; of all, or of what a launch with the value
+    executes."""
+    device = Device()
+    module = device.load(MODULE.format(body=body))
+    program, compiler = module.program("kernel")
+    coverage = Coverage.everything(program)
+    if value is not None:
+        coverage = compiler.coverage = Coverage()
+        memory = device.upload(np.zeros(256, np.uint32))
+        device.launch(module, "kernel", (1, 1, 1), (32, 1, 1), pack_params(memory, value), 8192)
+    population = Population(program, coverage)
+    every = [mutation for seed in range(30) for mutation, _ in population.draw(1000, seed)]
     return {(m.rule, m.after) for m in every if m.before.startswith(instruction)}
 
 
@@ -127,10 +137,128 @@ def test_what_can_matter_is_broken(body: str, mutant: tuple[str, str | None]) ->
     assert mutant in mutants(body, "ld.acquire" if at >= 0 else "")
 
 
-def test_what_only_unexecuted_code_reads_is_left_alone() -> None:
-    body = "add.u32 %r9, %r2, 5; setp.ge.u32 %p2, %r2, 99; @!%p2 bra end; st.global.u32 [%rd3], %r9; end:"
-    assert mutants(body, "add.u32 %r9")
-    assert not mutants(body, "add.u32 %r9", executed=False)
+@pytest.mark.parametrize(
+    ("body", "instruction", "without"),
+    [
+        (
+            "add.u32 %r9, %r2, 5; setp.ge.u32 %p2, %r1, 99; @!%p2 bra end; st.global.u32 [%rd3], %r9; end:",
+            "add.u32 %r9",
+            0,
+        ),
+        ("setp.ge.u32 %p2, %r1, 99; add.u32 %r9, %r2, 5; @%p2 st.global.u32 [%rd3], %r9;", "add.u32 %r9", 0),
+        ("setp.ge.u32 %p2, %r1, 99; @%p2 st.global.u32 [%rd3], %r2;", "@%p2 st", 0),
+        (
+            "setp.ge.u32 %p2, %r1, 99; mov.u32 %r9, 5; @%p2 mov.u32 %r9, %r2; st.global.u32 [%rd3], %r9;",
+            "mov.u32 %r9, 5",
+            99,
+        ),
+        (
+            "mov.u32 %r9, 0; again: add.u32 %r10, %r9, 4; st.global.u32 [%rd3], %r9; mov.u32 %r9, %r10;"
+            "setp.lt.u32 %p2, %r10, %r1; @%p2 bra again;",
+            "mov.u32 %r9, %r10",
+            0,
+        ),
+    ],
+    ids=["behind a branch", "a guard", "the guarded", "what is always replaced", "a loop's next turn"],
+)
+def test_what_only_unexecuted_code_reads_is_left_alone(body: str, instruction: str, without: int) -> None:
+    """And once a launch takes the other way it is not."""
+    assert not mutants(body, instruction, without)
+    assert mutants(body, instruction, 99 - without)
+    assert mutants(body, "setp", 0)
+
+
+TWINS = "@%p2 bra one; {} bra both; one: {} both: {}"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "after", "same"),
+    [
+        ("ld.global.u32 %r9, [%rd1];", "ld.global.u32 %r9, [%rd1];", "st.global.u32 [%rd3], %r9;", True),
+        (
+            "ld.global.L2::cache_hint.u32 %r9, [%rd1], %rd5;",
+            "ld.global.u32 %r9, [%rd1];",
+            "st.global.u32 [%rd3], %r9;",
+            True,
+        ),
+        (
+            "mov.u32 %r9, 5; st.global.u32 [%rd3], %r9;",
+            "mov.u32 %r10, 5; st.global.u32 [%rd3], %r10;",
+            "add.u32 %r1, %r2, 1;",
+            True,
+        ),
+        ("ld.global.u32 %r9, [%rd1];", "ld.global.u32 %r9, [%rd1+4];", "st.global.u32 [%rd3], %r9;", False),
+        ("mov.u32 %r9, 5;", "mov.u32 %r9, 6;", "st.global.u32 [%rd3], %r9;", False),
+        ("mov.u32 %r9, 5;", "mov.u32 %r10, 5;", "st.global.u32 [%rd3], %r9;", False),
+        ("mov.u32 %r9, %r2;", "mov.u32 %r9, %r1;", "st.global.u32 [%rd3], %r9;", False),
+        (
+            "mov.u32 %r9, 5; st.global.u32 [%rd3], %r1;",
+            "mov.u32 %r1, 5; st.global.u32 [%rd3], %r1;",
+            "add.u32 %r10, %r2, 1;",
+            False,
+        ),
+        ("st.global.u32 [%rd3], %r2;", "st.global.u32 [%rd3], %r2; st.global.u32 [%rd3], %r2;", "", False),
+    ],
+)
+def test_a_branch_between_ways_that_do_the_same(one: str, other: str, after: str, same: bool) -> None:
+    found = mutants("setp.ge.u32 %p2, %r1, 9; " + TWINS.format(one, other, after))
+    assert (("flip", "setp.lt.u32 %p2, %r1, 9;") in found) is not same
+    assert (("flip", "@!%p2 bra one;") in found) is not same
+
+
+@pytest.mark.parametrize(
+    ("body", "same"),
+    [
+        ("mov.u32 %r9, 7; @%p1 bra on; mov.u32 %r9, 7; on: st.global.u32 [%rd3], %r9;", True),
+        ("mov.u32 %r9, 8; @%p1 bra on; mov.u32 %r9, 7; on: st.global.u32 [%rd3], %r9;", False),
+        ("mov.u32 %r9, 7; add.u32 %r9, %r9, %r1; mov.u32 %r9, 7; st.global.u32 [%rd3], %r9;", False),
+        (
+            "mov.u32 %r9, 7; @%p1 bra on; mov.u32 %r9, 8; on: setp.ge.u32 %p2, %r2, 9; @%p2 bra end;"
+            "mov.u32 %r9, 7; end: st.global.u32 [%rd3], %r9;",
+            False,
+        ),
+        (
+            "mov.u32 %r9, 7; again: st.global.u32 [%rd3], %r9; mov.u32 %r9, 7; add.u32 %r10, %r9, %r1;"
+            "setp.ge.u32 %p2, %r10, 99; @%p2 bra end; mov.u32 %r9, 5; @%p1 bra again; end:",
+            False,
+        ),
+    ],
+)
+def test_a_register_set_to_what_it_has(body: str, same: bool) -> None:
+    """By the last `mov.u32 %r9, 7` and whatever reaches it."""
+    program, _ = Device().load(MODULE.format(body=body)).program("kernel")
+    population = Population(program, Coverage.everything(program))
+    places = [m for seed in range(40) for m, _ in population.draw(1000, seed) if m.before.startswith("mov.u32 %r9, 7")]
+    last = max((b, i) for b, block in enumerate(program.blocks) for i, item in enumerate(block.instructions)
+               if item.text.startswith("mov.u32 %r9, 7"))  # fmt: skip
+    assert any((m.block, m.index) == last and m.rule == "drop" for m in places) is not same
+
+
+@pytest.mark.parametrize(
+    ("failing", "same"), [("brkpt;", True), ("trap;", True), ("st.global.u32 [%rd3], %r2; trap;", False)]
+)
+def test_an_assertion(failing: str, same: bool) -> None:
+    body = f"setp.lt.u32 %p2, %r1, 99; @%p2 bra holds; {failing} holds: st.global.u32 [%rd3], %r2;"
+    assert bool(mutants(body, "setp.lt.u32 %p2", 0)) is not same
+
+
+@pytest.mark.parametrize(
+    ("value", "mask", "same"),
+    [
+        ("mov.u32 %r9, dynamic; shr.u32 %r10, %r9, 4;", 16383, True),  # the address in a matrix descriptor
+        ("mov.u32 %r9, dynamic; add.u32 %r12, %r9, 32; shr.u32 %r10, %r12, 4;", 16383, True),
+        ("mov.u32 %r9, dynamic; add.u32 %r12, %r9, 16; shr.u32 %r10, %r12, 4;", 16383, False),
+        ("shl.b32 %r9, %r2, 2; add.u32 %r9, %r3, %r9; shr.u32 %r10, %r9, 4;", 16383, False),
+        ("shl.b32 %r10, %r1, 1;", 0x7FFFFFFF, False),
+        ("shl.b32 %r10, %r2, 4;", 0x000FFFFF, True),
+        ("ld.global.u32 %r10, [%rd1];", 16383, False),
+        ("cvt.u64.u32 %rd4, %r1; shl.b64 %rd5, %rd4, 32; mov.b64 {%r9, %r10}, %rd5;", 16383, False),
+        ("shl.b32 %r10, %r2, 4; again: add.u32 %r10, %r10, 1; setp.lt.u32 %p2, %r10, %r1; @%p2 bra again;", 1, False),
+    ],
+)
+def test_masks_that_let_the_same_pass(value: str, mask: int, same: bool) -> None:
+    found = mutants(f"{value} and.b32 %r11, %r10, {mask}; st.global.u32 [%rd3], %r11;", "and.b32 %r11")
+    assert (("shift", f"and.b32 %r11, %r10, {mask << 1 & 0xFFFFFFFF};") in found) is not same
 
 
 def test_copies_that_unrolling_makes_count_once() -> None:
@@ -138,11 +266,15 @@ def test_copies_that_unrolling_makes_count_once() -> None:
         f"ld.global.u32 %r{9 + i}, [%rd1+{4 * i}]; st.global.u32 [%rd3+{128 * i}], %r{9 + i};" for i in range(8)
     )
     program, _ = Device().load(MODULE.format(body=body)).program("kernel")
+    population = Population(program, Coverage.everything(program))
     draws = [
-        [m.before[:2] for m, _ in draw(program, [1] * len(program.blocks), 1000, seed) if m.rule == "drop"]
-        for seed in range(9)
+        [m.before.split(".")[0:2] for m, _ in population.draw(1000, seed) if m.rule == "drop"] for seed in range(9)
     ]
-    assert 1 <= max(drawn.count("st") for drawn in draws) <= 2  # the last has other instructions around
+    assert (
+        max(drawn.count(["st", "global"]) for drawn in draws)
+        == max(drawn.count(["ld", "global"]) for drawn in draws)
+        == 1
+    )
 
 
 def test_constants_change_as_what_they_are() -> None:
@@ -168,7 +300,8 @@ def test_every_mutation_shows() -> None:
 
 def test_a_mutation_of_another_program_is_refused() -> None:
     program, _ = Device().load(MODULE.format(body=BODY)).program("kernel")
-    mutation = next(m for m, _ in draw(program, [1] * len(program.blocks), 1000, 0) if "cvt.rn" in m.before)
+    population = Population(program, Coverage.everything(program))
+    mutation = next(m for m, _ in population.draw(1000, 0) if "cvt.rn" in m.before)
     other, _ = Device().load(MODULE.format(body="mov.u32 %r9, 1;" * 30)).program("kernel")
     with pytest.raises(LookupError):
         again(other, mutation)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ptx_emulator.errors import (
+    EmulatorError,
     MemoryFault,
     ProxyFenceError,
     RaceError,
@@ -156,6 +157,46 @@ def test_tensor_memory_is_written_again_before_its_load_was_waited_for() -> None
         run(REUSE.replace("WAIT", ""), threads=160)
     with pytest.raises(RaceError, match=r"of shared memory .* which warp 0 wrote"):  # the address that alloc wrote
         run(waited.replace("bar.sync 0;", "", 1), threads=160)
+
+
+def test_tensor_memory_is_freed_only_once_its_users_are_done() -> None:
+    waited = REUSE.replace("WAIT", "tcgen05.wait::ld.sync.aligned;")
+    with pytest.raises(RaceError, match=r"tcgen05\.dealloc frees tensor memory .* which tcgen05\.st of warp 4 writes"):
+        run(waited.replace("last:\n    bar.sync 0;", "last:"), threads=160)
+
+
+# A warpgroup multiplies 64 rows of shared memory by 8 of them; then each of its warps writes over a part.
+MULTIPLY = """
+    .reg .f32 %d<4>;
+    st.shared.u32 [%r5], 0; st.shared.u32 [%r5+1024], 0; st.shared.u32 [%r5+512], 0; st.shared.u32 [%r5+1536], 0;
+    fence.proxy.async.shared::cta;
+    bar.sync 0;
+    setp.ge.u32 %p2, %r2, 128;
+    @%p2 bra over;
+    shr.u32 %r6, %r3, 4;
+    or.b32 %r6, %r6, 0x80000;
+    mov.b64 %rd4, {%r6, 16};
+    mov.f32 %d0, 0f3F800000; mov.f32 %d1, %d0; mov.f32 %d2, %d0; mov.f32 %d3, %d0;
+    wgmma.fence.sync.aligned;
+    wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%d0, %d1, %d2, %d3}, %rd4, %rd4, 1, 1, 1, 0, 0;
+    wgmma.commit_group.sync.aligned;
+    wgmma.wait_group.sync.aligned 0;
+    st.shared.u32 [%r5], %r2;
+    st.global.f32 [%rd3], %d3;
+over:
+"""
+
+
+def test_a_warpgroup_waits_for_all_of_its_multiplication() -> None:
+    """None of its warps needs a barrier before it writes over the operands, as in CUTLASS's example 63."""
+    done = run(MULTIPLY, threads=128, words=128, target="sm_90a")
+    np.testing.assert_array_equal(done.view(np.float32), np.ones(128))
+    for wrong in (
+        MULTIPLY.replace("wait_group.sync.aligned 0", "wait_group.sync.aligned 1"),
+        MULTIPLY.replace("over:", "over: @%p2 st.shared.u32 [%r5+-512], %r2;"),  # of another warpgroup
+    ):
+        with pytest.raises(EmulatorError, match=r"no barrier or wait between|without a later fence"):
+            run(wrong, threads=256, words=256, target="sm_90a")
 
 
 def test_shared_memory_of_a_block_that_has_exited() -> None:

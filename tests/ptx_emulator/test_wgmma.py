@@ -127,6 +127,31 @@ def test_a_fragments_are_cutes(bits: int, layouts: dict[str, NDArray[np.int64]])
         np.testing.assert_array_equal(ours, packed.sum(axis=2).T)
 
 
+@pytest.mark.parametrize("start", [1024, 1536, 2048 + 128])
+@pytest.mark.parametrize("pattern", ["at multiples of 1024", "at the operand"])
+def test_the_pattern_of_an_operand_with_no_base_offset(start: int, pattern: str, seed: int) -> None:
+    """It lies at multiples of 1024 bytes: of an operand that was swizzled from its own start, other chunks are read."""
+    generator = np.random.default_rng(seed)
+    operands = generator.integers(1, 9, (2, 64, 16)).astype(np.float16)
+    memory = np.zeros(64 * 1024, np.uint8)
+    row, chunk = np.mgrid[:64, :2]
+    for place, values in zip((start, start + 32 * 1024), operands, strict=True):
+        origin = place if pattern == "at the operand" else 0
+        address = place - origin + 128 * row + 16 * chunk
+        address = origin + (address ^ (address >> 7 & 7) << 4)
+        memory[address[..., None] + np.arange(16)] = values.view(np.uint8).reshape(64, 2, 16)
+
+    def read(addresses: NDArray[np.uint64], count: int) -> NDArray[np.uint8]:
+        return memory[addresses.astype(np.int64)[:, None] + np.arange(count)]
+
+    a, b = ((place >> 4) | 64 << 32 | 1 << 62 for place in (start, start + 32 * 1024))
+    variant = wgmma.decode(("wgmma", "mma_async", "m64n64k16", "f32", "f16", "f16"))
+    d = variant.execute(1, a, b, np.zeros((32, 32), np.uint32), read, accumulate=False)
+    product = operands[0, 16:32].astype(np.float64) @ operands[1].astype(np.float64).T
+    right = np.array_equal(mma.unpack_accumulator(d, "f32", 64), product)
+    assert right is (pattern == "at multiples of 1024" or start % 1024 == 0)
+
+
 def test_half_precision_accumulators_and_integers() -> None:
     memory = np.random.default_rng(1).integers(0, 256, 8192, dtype=np.uint8)
 

@@ -170,7 +170,12 @@ class _PairWait(ConditionWait):
 
 def deallocate(warp: Warp, active: Any, address: Any, columns: Any) -> None:
     _whole_warp(warp, active, "tcgen05.dealloc")
-    _memory(warp.cta).free(_first(active, address), _first(active, columns))
+    clock = warp.clock.copy()
+    for other in (w for cta in warp.cta.cluster.ctas for w in cta.warps):
+        # Loads that were issued before what this warp has seen: CUTLASS's 72a does not wait for them (see load).
+        if clock[other.id] >= other.loaded_at:
+            clock[warp.cta.cluster.agents.of("tcgen05.ld", other.id)] = other.tensor_loads
+    _memory(warp.cta).free(_first(active, address), _first(active, columns), clock)
 
 
 def relinquish(warp: Warp) -> None:
@@ -188,6 +193,7 @@ def load(warp: Warp, active: Any, address: Any, shape: str, count: int, pack: bo
     finish_stores(warp, memory.columns(where, warp.index, shape, count, pack, split))
     warp.tensor_loads += 1
     access = replace(warp.issue("tcgen05.ld", warp.tensor_loads), clock=warp.after_own_stores())
+    warp.loaded_at = int(warp.clock[warp.id])
     values = memory.load(where, warp.index, shape, count, pack, split, access)
     warp.cta.launch.counters.bytes_read["tensor"] += values.nbytes
     return np.ascontiguousarray(values)

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from .. import wgmma
-from ..codegen import Emitter, instruction
+from ..barriers import ConditionWait
+from ..codegen import STAY, Emitter, instruction
 from ..errors import EmulatorError
 from ..ir import Instruction, Vector, literal
-from ..machine import Warp
+from ..machine import Fragment, Warp
 from .async_copy import SharedPort
 
 
@@ -60,11 +61,26 @@ def commit(warp: Warp) -> None:
     warp.wgmma_committed += 1
 
 
-def wait(warp: Warp, pending: int) -> None:
-    while len(warp.wgmma_groups) > pending:
-        for check in warp.wgmma_groups.pop(0):
-            check()
-    warp.see("wgmma", warp.wgmma_committed - len(warp.wgmma_groups))
+def wait(warp: Warp, fragment: Fragment, pending: int) -> bool:
+    """True while the warp waits for the others of its warpgroup to issue what it waits for.
+
+    A group is one of the whole warpgroup (PTX ISA, "wgmma.commit_group"): once it is over, none of the four warps'
+    quarters reads its operands any more. CUTLASS's example 63 writes over them then, with no barrier between.
+    """
+    fragment.wait = None
+    group = warp.wgmma_committed - pending
+    first = warp.index // 4 * 4
+    warps = warp.cta.warps[first : first + 4]
+    if any(other.wgmma_committed < group for other in warps):
+        text = f"wgmma.wait_group waits for the other warps to commit group {group}"
+        fragment.wait = ConditionWait(lambda: all(other.wgmma_committed >= group for other in warps), text)
+        return True
+    for other in warps:
+        while other.wgmma_committed - len(other.wgmma_groups) < group:
+            for check in other.wgmma_groups.pop(0):
+                check()
+        warp.see("wgmma", group, other)
+    return False
 
 
 @instruction("wgmma")
@@ -75,7 +91,7 @@ def _wgmma(e: Emitter, item: Instruction) -> None:
     if kind == "commit_group":
         e.line(f"{e.name(commit)}(w)")
     elif kind == "wait_group":
-        e.line(f"{e.name(wait)}(w, {literal(item.operands[0])})")
+        e.line(f"if {e.name(wait)}(w, f, {literal(item.operands[0])}): return {STAY}")
     elif kind == "mma_async":
         variant = wgmma.decode(item.opcode)
         d, a, b, scale_d, *rest = item.operands
