@@ -15,6 +15,16 @@ class UnsupportedCacheError(Exception):
     """A model keeps another state than keys and values of every token."""
 
 
+class UnknownStateError(UnsupportedCacheError, AttributeError):
+    """A model's code reads what caches of its own have, and `hasattr` did not ask."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"its layers keep another state beside keys and values ('{name}'), and a cache here holds the keys and "
+            "values of every token"
+        )
+
+
 class OneLength:
     """A number of cached tokens for code that compares it, but cannot take one per sequence: it says that there are
     none, and refuses to become a part of what the model computes."""
@@ -84,6 +94,9 @@ class StepLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self.capacity
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise UnknownStateError(name)
+
 
 class StepCache(Cache):
     """Caches of all layers; `given` are keys and values of the layers in `numbers`, alternating."""
@@ -114,6 +127,9 @@ class StepCache(Cache):
         )
 
     get_conv_state = update_conv_state = get_recurrent_state = update_recurrent_state = update_indexer = _refuse
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise UnknownStateError(name)
 
     @property
     def appended(self) -> list[int]:

@@ -27,21 +27,8 @@ def cache_error(model: Any, step: Step, empty: list[torch.Tensor]) -> str | None
     vocabulary = model.get_input_embeddings().weight.shape[0]
     ids = torch.randint(0, vocabulary, (2, longest + 2), generator=torch.Generator().manual_seed(0))
     expected = _without_cache(model, ids)
-    unused = [tensor.expand(2, -1, -1, -1) for tensor in empty]  # without memory: those of a long capacity are large
-    caches, other = unused, min(3, step.capacity)
-    past, new, window = torch.zeros(2, dtype=torch.int64), lengths, ids[:, :longest]
-    errors = []
-    for number in range(3):
-        if number:
-            new, window = torch.ones_like(new), ids.gather(1, past[:, None])
-            # Another text in between, for states that the model keeps elsewhere.
-            step(ids[:, -other:], torch.zeros_like(past), torch.full_like(past, other), *unused)
-        logits, *caches = step(window, past, new, *caches)
-        past = past + new
-        last = expected[torch.arange(2), past - 1].double()
-        at = new - 1 if step.all_logits else torch.zeros_like(new)
-        difference = logits[torch.arange(2), at].double() - last
-        errors += (difference.norm(dim=-1) / last.norm(dim=-1)).tolist()
+    batches = [[0], [1]] if step.way.single else [[0, 1]]
+    errors = [error for rows in batches for error in _errors(step, ids[rows], lengths[rows], expected[rows], empty)]
     # A mixture of experts in 16 bits may send a token elsewhere for a rounding error: the median forgives that.
     error, limit = median(errors), TOLERANCE.get(expected.dtype, TOLERANCE_16_BITS)
     if error <= limit:
@@ -50,6 +37,28 @@ def cache_error(model: Any, step: Step, empty: list[torch.Tensor]) -> str | None
         f"its logits differ by {error:.1%} from those that it computes without a cache (masks, positions or states of "
         "its own)"
     )
+
+
+def _errors(
+    step: Step, ids: torch.Tensor, lengths: torch.Tensor, expected: torch.Tensor, empty: list[torch.Tensor]
+) -> list[float]:
+    """Relative errors of the logits of prompts of `lengths` tokens and of two tokens behind each."""
+    rows, other = torch.arange(len(ids)), min(3, step.capacity)
+    unused = [tensor.expand(len(ids), -1, -1, -1) for tensor in empty]  # without memory: a long capacity's are large
+    caches, past, new, window = unused, torch.zeros_like(lengths), lengths, ids[:, : max(lengths)]
+    errors: list[float] = []
+    for number in range(3):
+        if number:
+            new, window = torch.ones_like(new), ids.gather(1, past[:, None])
+            # Another text in between, for states that the model keeps elsewhere.
+            step(ids[:, -other:], torch.zeros_like(past), torch.full_like(past, other), *unused)
+        logits, *caches = step(window, past, new, *caches)
+        past = past + new
+        last = expected[rows, past - 1].double()
+        at = new - 1 if step.all_logits else torch.zeros_like(new)
+        difference = logits[rows, at].double() - last
+        errors += (difference.norm(dim=-1) / last.norm(dim=-1)).tolist()
+    return errors
 
 
 def _longest_prompt(model: Any, capacity: int) -> int:

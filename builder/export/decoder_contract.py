@@ -37,14 +37,17 @@ TOKENIZER = "tokenizer"
 INT8 = 3
 #: The capacity where none is given, and the model allows for as many tokens.
 CAPACITY = 4096
+#: Sequences at once where nobody asked for a number.
+LARGEST_BATCH = 64
 
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """What the user asks of the caches: tokens per sequence, sequences, and whether logits of all tokens come out."""
+    """What the user asks of the caches: tokens per sequence, sequences (None: as many as the model takes), and whether
+    logits of all tokens come out."""
 
     capacity: int | None = None
-    max_batch: int = 1
+    max_batch: int | None = 1
     all_logits: bool = False
 
     def checked_capacity(self, directory: Path, limit: int | None) -> int:

@@ -32,15 +32,17 @@ class Way:
 
     `masked`: it is given a mask that holds for the whole capacity, for code that counts tokens by it. `counts`: caches
     say how many tokens they hold, a number per sequence. `own`: what code with attention of its own is told to compute.
+    `single`: there is one sequence, for code that has one number of cached tokens for a whole batch.
     """
 
     masked: bool = False
     counts: bool = True
     own: Literal["eager", "sdpa"] = "eager"
+    single: bool = False
 
 
 #: In the order in which they are tried.
-WAYS = (Way(), Way(masked=True), Way(counts=False), Way(masked=True, own="sdpa"))
+WAYS = (Way(), Way(masked=True), Way(counts=False), Way(masked=True, own="sdpa"), Way(single=True))
 
 
 class Step(torch.nn.Module):
@@ -160,9 +162,9 @@ def step_mask(
     **_: Any,
 ) -> torch.Tensor:
     """Which cached token each new one attends to: bool [batch, 1, new, capacity], from transformers' own rule."""
-    if not isinstance(q_offset, torch.Tensor):
-        raise UnsupportedCacheError("it computes masks from lengths of its own")
-    index = torch.arange(q_length, device=device)[None, None, :, None] + q_offset.reshape(-1, 1, 1, 1)
+    # Masks that do not begin at the new tokens, such as those of an encoder that is not there, begin at a number.
+    offset = q_offset.reshape(-1, 1, 1, 1) if isinstance(q_offset, torch.Tensor) else q_offset
+    index = torch.arange(q_length, device=device)[None, None, :, None] + offset
     keys = torch.arange(kv_length, device=device)[None, None, None]
     zero = torch.zeros((), dtype=torch.int64, device=device)
     return mask_function(zero, zero, index, keys)
@@ -201,7 +203,7 @@ def attend(
         raise UnsupportedCacheError("it attends without a mask")
     scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
     fused = query.dtype != torch.float32 and query.shape[-1] in FUSED_HEAD_SIZES and query.shape[-1] == value.shape[-1]
-    if softcap is None and s_aux is None and fused:
+    if softcap is None and s_aux is None and fused and attention_mask.dtype == torch.bool:
         result = attention(query, key, value, attention_mask, scale)
     else:
         result = spelled_out(query, key, value, attention_mask, scale, softcap, s_aux)
@@ -224,7 +226,8 @@ def spelled_out(
     scores = (grouped @ key.transpose(2, 3)).reshape(batch, heads, tokens, capacity).float()
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = torch.where(mask, scores, torch.finfo(query.dtype).min)
+    # Code that computes masks of its own from this module's adds them to scores.
+    scores = torch.where(mask, scores, torch.finfo(query.dtype).min) if mask.dtype == torch.bool else scores + mask
     if sinks is not None:
         # A logit per head that takes its share of the softmax and has no value.
         column = sinks.float().reshape(1, -1, 1, 1).expand(batch, -1, tokens, 1)

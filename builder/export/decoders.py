@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError, exit_code, first_line
-from trt_nvfp4.builder.export.decoder_caches import UnsupportedCacheError
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError, exit_code, first_line
+from trt_nvfp4.builder.export.decoder_caches import StepCache, UnsupportedCacheError
 from trt_nvfp4.builder.export.decoder_check import cache_error
 from trt_nvfp4.builder.export.decoder_contract import (
     IDS,
+    LARGEST_BATCH,
     LOGITS,
     NEW_LENGTH,
     PAST_LENGTH,
@@ -49,19 +50,19 @@ def decoder_step(directory: Path, model: Any, capacity: int, options: CacheOptio
                 raise
             reasons.append(error)
     else:
-        said = next((error for error in reasons if isinstance(error, UnsupportedCacheError)), None)
-        why = said or f"its code does not run over keys and values of fixed capacity ({first_line(reasons[0])})"
+        raise _refusal(f"{directory}: {type(model).__name__} (model type {model.config.model_type})", model, reasons)
+    if step.way.single and (options.max_batch or 1) > 1:
         raise BuilderError(
-            MODEL_AT_FAULT,
-            f"{directory}: {type(model).__name__} (model type {model.config.model_type}) cannot be exported with a "
-            f"key-value cache: {why}; add --task features for the model without a cache",
-        ) from (said or reasons[0])
+            USAGE,
+            f"--max-batch {options.max_batch}: {type(model).__name__} computes with one number of cached tokens for a "
+            f"whole batch, so that it takes one sequence at a time ({directory}); leave the option out",
+        )
     keys, values = empty[::2], empty[1::2]
     text = model.config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
     decoder = Decoder(
         capacity=capacity,
-        max_batch=options.max_batch,
+        max_batch=1 if step.way.single else options.max_batch or LARGEST_BATCH,
         kv_heads=[key.shape[1] for key in keys],
         head_dim=[key.shape[3] for key in keys],
         value_head_dim=[value.shape[3] for value in values],
@@ -74,20 +75,51 @@ def decoder_step(directory: Path, model: Any, capacity: int, options: CacheOptio
         recompute_length=switch_length(model, capacity),
     )
     batch, new = torch.export.Dim("batch"), torch.export.Dim("new")
-    lengths = torch.tensor([0, 1])
+    lengths = torch.tensor([0] if step.way.single else [0, 1])
     inputs = {
-        IDS: torch.randint(0, decoder.vocab_size, (2, 3)),
+        IDS: torch.randint(0, decoder.vocab_size, (len(lengths), 3)),
         PAST_LENGTH: lengths,
         NEW_LENGTH: lengths + 2,
         # Zeros that nothing touches take no memory.
         **{
-            name: torch.zeros((2, *tensor.shape[1:]), dtype=tensor.dtype)
+            name: torch.zeros((len(lengths), *tensor.shape[1:]), dtype=tensor.dtype)
             for name, tensor in zip(decoder.caches, empty, strict=True)
         },
     }
-    dynamic = (({0: batch, 1: new}, *({0: batch},) * (len(inputs) - 1)),)
+    sequences = {} if step.way.single else {0: batch}
+    dynamic = (({**sequences, 1: new}, *(sequences,) * (len(inputs) - 1)),)
     step.outputs = (LOGITS, *decoder.presents)
     return DecoderProgram(step, inputs, dynamic, decoder)
+
+
+def _refusal(named: str, model: Any, reasons: list[Exception]) -> BuilderError:
+    """The one message for a model that no way of running its code serves; `reasons` are what each of them raised."""
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.ones((1, 2), dtype=torch.int64), use_cache=False)
+    except Exception as error:  # whatever modeling code raises with a configuration that does not fit it
+        if exit_code(error) is not None:
+            raise
+        refusal = BuilderError(
+            MODEL_AT_FAULT,
+            f"{named} does not run, without a cache either: {first_line(error)}; check that its config.json is of this "
+            "model and complete",
+        )
+        refusal.__cause__ = error
+        return refusal
+    said = next((error for error in reasons if isinstance(error, UnsupportedCacheError)), None)
+    if said is not None:
+        why = str(said)
+    elif StepCache.__name__ in str(reasons[0]):
+        why = "its code takes a cache of a class of its own alone"
+    else:
+        why = f"its code does not run over keys and values of fixed capacity ({first_line(reasons[0])})"
+    refusal = BuilderError(
+        MODEL_AT_FAULT,
+        f"{named} cannot be exported with a key-value cache: {why}; add --task features for the model without a cache",
+    )
+    refusal.__cause__ = said or reasons[0]
+    return refusal
 
 
 @torch.no_grad()

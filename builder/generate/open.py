@@ -15,16 +15,13 @@ from .loop import Runner
 #: What runs a decoder; auto: what its file is made for.
 RunnerName = Literal["auto", "tensorrt", "onnxruntime", "torch"]
 
-#: Of an export that nothing but ONNX Runtime runs: its batch is dynamic.
-_LARGEST_BATCH = 64
-
 
 def is_model_directory(path: Path) -> bool:
     """Whether `path` is a Hugging Face directory, and no bundle."""
     return path.is_dir() and not (path / MANIFEST).is_file() and (path / "config.json").is_file()
 
 
-def prepared(path: Path, made: ExitStack, task: str = "generate", max_batch: int = _LARGEST_BATCH) -> Path:
+def prepared(path: Path, made: ExitStack, task: str = "generate", max_batch: int | None = None) -> Path:
     """`path`, or the ONNX model that a Hugging Face directory is exported to, in a scratch folder that `made` removes.
 
     `task` as for `export`. No code of the directory runs. Raises BuilderError as `export` does.

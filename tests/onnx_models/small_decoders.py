@@ -85,8 +85,23 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "XGLMForCausalLM",
         {**TOKENS, "d_model": 64, "ffn_dim": 128, "num_layers": 2, "attention_heads": 4, "pad_token_id": 0},
     ),
+    "llama4": (
+        "Llama4TextConfig",
+        "Llama4ForCausalLM",
+        {
+            **DECODER,
+            **LOCAL,
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 128,
+            "attention_chunk_size": 8,
+            "floor_scale": 4,
+        },
+    ),
     "bloom": ("BloomConfig", "BloomForCausalLM", {**TOKENS, "hidden_size": 64, "n_layer": 2, "n_head": 4}),  # alibi
 }
+# With one number of cached tokens for a whole batch.
+SINGLE = {"llama4"}
 
 
 def saved(name: str, folder: Path, seed: int) -> Any:

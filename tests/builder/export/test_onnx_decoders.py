@@ -133,6 +133,62 @@ def test_multi_head_attention_is_found(name: str, rng: np.random.Generator, tmp_
     assert [generation.token_ids for generation in found] == expected
 
 
+def _with_turned(model: onnx.ModelProto, rotary: int) -> None:
+    """Turn queries and keys in front of each MultiHeadAttention, or of the Concat behind its keys, as onnxruntime-genai
+    does where it writes that operator; `rotary` dimensions a head (0: all)."""
+    nodes, n = model.graph.node, onnx.helper.make_node
+    angles = np.arange(64)[:, None] / 10.0 ** np.arange((rotary or 16) // 2)
+    tables = {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+    tables |= {"flat": np.array([0, 0, -1]), "heads": np.array([0, 0, -1, 16])}
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(value, f"turn/{name}") for name, value in tables.items()
+    )
+    if all(entry.name != "position_ids" for entry in model.graph.input):
+        model.graph.input.append(onnx.helper.make_tensor_value_info("position_ids", 7, ["batch", "new"]))
+
+    def turn(x: str, heads: int) -> onnx.NodeProto:
+        options = {"num_heads": heads, "rotary_embedding_dim": rotary} if rotary else {}
+        inputs = [x, "position_ids", "turn/cos", "turn/sin"]
+        return n("RotaryEmbedding", inputs, [f"{x}/turned"], f"{x}/rotary", domain="com.microsoft", **options)
+
+    for node in list(nodes):
+        made: list[onnx.NodeProto] = []
+        if node.op_type == "MultiHeadAttention":
+            for index in (0, 1) if len(node.input) > 6 else (0,):
+                made.append(turn(node.input[index], 4))
+                node.input[index] = made[-1].output[0]
+        elif node.op_type == "Concat" and node.input[0].startswith("past_key_values") and node.input[0].endswith("key"):
+            x = node.input[1]
+            made.append(n("Transpose", [x], [f"{x}/tokens"], perm=[0, 2, 1, 3]))
+            made.append(n("Reshape", [f"{x}/tokens", "turn/flat"], [f"{x}/flat"]))
+            made.append(turn(f"{x}/flat", 2))
+            made.append(n("Reshape", [made[-1].output[0], "turn/heads"], [f"{x}/split"]))
+            made.append(n("Transpose", [f"{x}/split"], [f"{x}/again"], perm=[0, 2, 1, 3]))
+            node.input[1] = f"{x}/again"
+        place = list(nodes).index(node)
+        for new in reversed(made):
+            nodes.insert(place, new)
+
+
+@pytest.mark.parametrize(("name", "rotary"), [("optimum_llama", 0), ("optimum_llama", 8), ("optimum_gpt2", 0)])
+def test_rotary_nodes_in_front_of_multi_head_attention(
+    name: str, rotary: int, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    model = exported_decoders.model(name, rng)
+    _with_multi_head(model)
+    plain = model.SerializeToString()
+    _with_turned(model, rotary)
+    onnx.save(model, tmp_path / "model.onnx")
+    (tmp_path / "plain.onnx").write_bytes(plain)
+    convert_decoder(tmp_path / "model.onnx", tmp_path / "inplace.onnx", capacity=48)
+    prompts = [rng.integers(0, VOCAB, length).tolist() for length in (13, 1, 7)]
+    expected = [greedy(tmp_path / "model.onnx", prompt, TOKENS) for prompt in prompts]
+    assert expected != [greedy(tmp_path / "plain.onnx", prompt, TOKENS) for prompt in prompts]
+    with Generator(tmp_path / "inplace.onnx") as generator:
+        found = generator.generate(prompts, max_new_tokens=TOKENS, stop=[]).generations
+    assert [generation.token_ids for generation in found] == expected
+
+
 def _with_rotary_nodes(model: onnx.ModelProto, domain: str, rotary: int) -> None:
     """Rotate queries and keys of a decoder by genai in nodes of their own, `rotary` dimensions a head (0: all)."""
     graph, nodes = model.graph, model.graph.node
