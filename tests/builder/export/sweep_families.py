@@ -67,9 +67,9 @@ SIZES: dict[str, Any] = {
 # What sizes alone do not make a small model of, by class.
 OF_CLASS: dict[str, dict[str, Any]] = {
     "CohereCompassForCausalLM": {
-        "rope_parameters": dict.fromkeys(
-            ("full_attention", "sliding_attention"), {"rope_type": "default", "rope_theta": 1e4}
-        )
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")
+        }
     },
     "DbrxForCausalLM": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
@@ -162,7 +162,8 @@ def _small(known: dict[str, Any]) -> dict[str, Any]:
     sizes = {key: value for key, value in SIZES.items() if key in known and not isinstance(known[key], (list, dict))}
     if "kv_lora_rank" in known and "num_key_value_heads" in known:
         # Latent attention: each head has keys of its own, of which a part of a size of its own turns.
-        sizes |= {"num_key_value_heads": sizes["num_attention_heads"], "partial_rotary_factor": 1.0}
+        sizes |= {"num_key_value_heads": sizes["num_attention_heads"], "head_dim": sizes["qk_rope_head_dim"]}
+        sizes.pop("partial_rotary_factor", None)
     parts = {key: value for key, value in known.items() if isinstance(value, dict) and key.endswith("_config")}
     parts.pop("per_layer_config", None)
     return sizes | {key: {**value, **_small(value)} for key, value in parts.items()}
@@ -200,6 +201,7 @@ def outcome(name: str, folder: Path) -> tuple[str, str]:
     import onnx
     import torch
     from builder.export.test_decoders import greedy
+    from transformers import GenerationConfig
 
     from trt_nvfp4.builder.errors import BuilderError
     from trt_nvfp4.builder.export.decoder_contract import CacheOptions, decoder_of
@@ -219,8 +221,8 @@ def outcome(name: str, folder: Path) -> tuple[str, str]:
     prompts = [torch.randint(3, 100, (length,)).tolist() for length in PROMPTS]
     with contextlib.suppress(ValueError):
         model.set_attn_implementation("eager")
-    # Without an end of text: some tokens would never be compared.
-    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    # Without an end of text, and tokens that are forced or forbidden: some would never be compared.
+    model.generation_config, model.config.eos_token_id = GenerationConfig(), None
     batches = [[prompt] for prompt in prompts] if decoder.max_batch == 1 else [prompts]
     found = [tokens for batch in batches for tokens in greedy(path, batch, padding=7)]
     said = []
