@@ -24,6 +24,7 @@ GPT2 = {**TOKENS, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LOCAL = {"sliding_window": 8}
 GEMMA = {**DECODER, **LOCAL, "query_pre_attn_scalar": 16}
+LAYER_TYPES = ["sliding_attention", "full_attention"]
 LATENT = {
     **GROUPED,
     "num_key_value_heads": 4,
@@ -52,7 +53,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", DECODER),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", DECODER),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", {**GEMMA, "num_hidden_layers": 2}),
-    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {**GEMMA, "num_hidden_layers": 7}),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {**GEMMA, "layer_types": LAYER_TYPES}),
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM", {**DECODER, **LOCAL, **EXPERTS, "num_local_experts": 4}),
     "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", LATENT),
     "mistral": ("MistralConfig", "MistralForCausalLM", {**DECODER, **LOCAL}),
@@ -72,7 +73,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "stablelm": ("StableLmConfig", "StableLmForCausalLM", {**GROUPED, "partial_rotary_factor": 0.25}),
     "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", {**SMALL, "rotary_pct": 0.25}),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
-    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {**GROUPED, "num_hidden_layers": 4}),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {**GROUPED, "no_rope_layers": [1, 0]}),
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**DECODER, **EXPERTS, "num_experts": 4}),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", {**DECODER, "num_local_experts": 4}),
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", LATENT),
@@ -91,7 +92,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {
             **DECODER,
             **LOCAL,
-            "num_hidden_layers": 4,
+            "no_rope_layers": [1, 0],
             "num_local_experts": 4,
             "intermediate_size_mlp": 128,
             "attention_chunk_size": 8,

@@ -28,6 +28,9 @@ class Part:
         leaves = [value for value in leaves_of(outputs, inputs) if value not in inputs]
         self._shapes = [value for value in leaves if is_op(value.producer(), "Shape")]
         self._lengths = [value for value in leaves if value.is_graph_input() and value.name in LENGTHS]
+        sized = [*self._lengths, *(operand(value.producer(), 0) for value in self._shapes if value.producer())]
+        #: A model of one sequence at a time.
+        self._single = any(value.shape is not None and value.shape[:1] == (1,) for value in sized)
         others = [value for value in leaves if value not in self._shapes and value not in self._lengths]
         if others:
             raise ValueError(f"it depends on tensor '{others[0].name}'")
@@ -47,6 +50,9 @@ class Part:
 
     def run(self, past: Sequence[int], new: int, arrays: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
         """The outputs for `new` tokens of each sequence behind `past` cached ones; `arrays` are the inputs' values."""
+        if self._single and len(past) > 1:
+            rows = [self.run([length], new, [array[i : i + 1] for array in arrays]) for i, length in enumerate(past)]
+            return [np.concatenate(parts) for parts in zip(*rows, strict=True)]
         lengths = {"past_length": np.array(past, np.int64), "new_length": np.full(len(past), new, np.int64)}
         feeds: dict[str, np.ndarray] = {}
         for value, array in zip(self._inputs, arrays, strict=True):
