@@ -50,6 +50,11 @@ class CacheOptions:
     max_batch: int | None = 1
     all_logits: bool = False
 
+    @property
+    def most(self) -> int:
+        """Sequences at once, of a model that does not limit them."""
+        return LARGEST_BATCH if self.max_batch is None else self.max_batch
+
     def checked_capacity(self, directory: Path, limit: int | None) -> int:
         """The capacity, or the default; `limit` is the model's longest sequence. Raises BuilderError (usage)."""
         if self.capacity is None:

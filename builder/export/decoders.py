@@ -13,7 +13,6 @@ from trt_nvfp4.builder.export.decoder_caches import StepCache, UnsupportedCacheE
 from trt_nvfp4.builder.export.decoder_check import cache_error
 from trt_nvfp4.builder.export.decoder_contract import (
     IDS,
-    LARGEST_BATCH,
     LOGITS,
     NEW_LENGTH,
     PAST_LENGTH,
@@ -62,7 +61,7 @@ def decoder_step(directory: Path, model: Any, capacity: int, options: CacheOptio
     head = model.get_output_embeddings()
     decoder = Decoder(
         capacity=capacity,
-        max_batch=1 if step.way.single else options.max_batch or LARGEST_BATCH,
+        max_batch=1 if step.way.single else options.most,
         kv_heads=[key.shape[1] for key in keys],
         head_dim=[key.shape[3] for key in keys],
         value_head_dim=[value.shape[3] for value in values],
