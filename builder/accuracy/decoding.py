@@ -110,7 +110,7 @@ def _decode(first: Runner, second: Runner, texts: list[list[int]], steps: int) -
         if longest > runner.decoder.capacity:
             raise BuilderError(
                 USAGE,
-                f"{runner.name}: the longest prompt and {steps} steps are {longest} tokens, and the caches hold "
+                f"{runner.name}: the longest prompt and {steps} steps are {longest} tokens, but the caches hold "
                 f"{runner.decoder.capacity}; ask for fewer --steps, or give shorter prompts",
             )
         runner.start(len(texts))

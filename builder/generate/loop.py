@@ -71,8 +71,8 @@ def check(runner: Runner, prompts: Sequence[Sequence[int]], max_new_tokens: int)
     if len(prompts) > decoder.max_batch:
         raise BuilderError(
             USAGE,
-            f"{runner.name}: {len(prompts)} prompts, and the model takes a batch of at most {decoder.max_batch}; give "
-            "fewer at once, or build it with a larger --max-batch",
+            f"{runner.name}: {len(prompts)} prompts, but the model takes at most {decoder.max_batch} at once; give "
+            "fewer, or build it with a larger --max-batch",
         )
     for number, prompt in enumerate(prompts, 1):
         if not len(prompt):
@@ -80,14 +80,14 @@ def check(runner: Runner, prompts: Sequence[Sequence[int]], max_new_tokens: int)
         if len(prompt) > decoder.capacity:
             raise BuilderError(
                 USAGE,
-                f"{runner.name}: prompt {number} has {len(prompt)} tokens, and the caches hold {decoder.capacity}; "
+                f"{runner.name}: prompt {number} has {len(prompt)} tokens, but the caches hold {decoder.capacity}; "
                 "shorten it, or build the model with a larger --cache-capacity",
             )
         if not 0 <= min(prompt) <= max(prompt) < decoder.vocab_size:
             wrong = next(token for token in prompt if not 0 <= token < decoder.vocab_size)
             raise BuilderError(
                 USAGE,
-                f"{runner.name}: prompt {number} holds token {wrong}, and the model knows {decoder.vocab_size}: the "
+                f"{runner.name}: prompt {number} holds token {wrong}, but the model knows {decoder.vocab_size}: the "
                 "tokenizer is another model's",
             )
         if decoder.recompute_length is not None and len(prompt) > max(decoder.recompute_length, runner.longest_step):

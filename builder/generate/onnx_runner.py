@@ -76,8 +76,8 @@ def checked_decoder(model: onnx.ModelProto, path: Path) -> Decoder:
     if decoder is None:
         raise BuilderError(
             MODEL_AT_FAULT,
-            f"{path}: is no decoder with caches (its metadata has no entry {DECODER}); build one from its Hugging Face "
-            "directory (build-engine DIR --task generate)",
+            f"{path}: a model without caches, which generates nothing (no metadata entry {DECODER}); "
+            "build one from its Hugging Face directory (build-engine DIR --task generate)",
         )
     if decoder.cache_dtype not in _CACHE_TYPES:
         raise BuilderError(
@@ -115,7 +115,7 @@ def _check_cache(path: Path, what: str, type_: onnx.TypeProto.Tensor, element: i
     if type_.elem_type != element:
         raise BuilderError(
             MODEL_AT_FAULT,
-            f"{path}: {what} is {name(type_.elem_type).lower()}, and by the metadata {name(element).lower()}; export "
+            f"{path}: {what} is {name(type_.elem_type).lower()}, but the metadata says {name(element).lower()}; export "
             "the model again",
         )
     found = [dim.dim_value if dim.HasField("dim_value") else None for dim in type_.shape.dim]
@@ -123,9 +123,9 @@ def _check_cache(path: Path, what: str, type_: onnx.TypeProto.Tensor, element: i
         size == _ANY or dim in (None, size) for dim, size in zip(found, shape, strict=True)
     )
     if not fits and (what.startswith("input") or found):
-        text = ", ".join("?" if dim is None else str(dim) for dim in found)
+        text = ", ".join(str(dim.dim_value or dim.dim_param or "?") for dim in type_.shape.dim)
         expected = ", ".join("batch" if size == _ANY else str(size) for size in shape)
         raise BuilderError(
             MODEL_AT_FAULT,
-            f"{path}: {what} has shape [{text}], and by the metadata [{expected}]; export the model again",
+            f"{path}: {what} has shape [{text}], but the metadata says [{expected}]; export the model again",
         )

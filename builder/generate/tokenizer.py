@@ -22,7 +22,7 @@ class Tokenizer:
         if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
             raise BuilderError(
                 USAGE,
-                f"{folder}: no tokenizer is there (tokenizer.json or tokenizer_config.json), which text needs; copy "
+                f"{folder}: no tokenizer is there (tokenizer.json or tokenizer_config.json), and text needs one; copy "
                 "the model's tokenizer there, or name its folder with --tokenizer",
             )
         try:

@@ -34,7 +34,7 @@ def decoder_profiles(
     if (longest := prefill[decoder.tokens].most[1]) > decoder.capacity:
         raise BuilderError(
             USAGE,
-            f"--max-shapes {decoder.tokens}: {longest} tokens, and the caches hold {decoder.capacity}; give fewer, or "
+            f"--max-shapes {decoder.tokens}: {longest} tokens, but the caches hold {decoder.capacity}; give fewer, or "
             "export the model with a larger --cache-capacity",
         )
     decode = {

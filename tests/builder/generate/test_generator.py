@@ -135,8 +135,8 @@ def test_options_out_of_range_are_refused(tiny: Any, tmp_path: Path, options: di
         ([], "no prompt"),
         ([[]], "prompt 1 is empty"),
         ([[1]] * 5, "batch of at most 4"),
-        ([[1], [1] * 25], "prompt 2 has 25 tokens, and the caches hold 24"),
-        ([[64]], "token 64, and the model knows 64"),
+        ([[1], [1] * 25], "prompt 2 has 25 tokens, but the caches hold 24"),
+        ([[64]], "token 64, but the model knows 64"),
         ([[-1]], "token -1"),
     ],
 )
@@ -149,9 +149,9 @@ def test_prompts_that_do_not_fit_are_refused(tiny: Any, tmp_path: Path, prompts:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"cache_dtype": "float16"}, "past_key_values.0.key is float, and by the metadata float16"),
+        ({"cache_dtype": "float16"}, "past_key_values.0.key is float, but the metadata says float16"),
         ({"cache_dtype": "float8e4m3fn"}, "caches are float8e4m3fn"),
-        ({"capacity": 30}, r"shape \[\?, 2, 24, 8\], and by the metadata \[batch, 2, 30, 8\]"),
+        ({"capacity": 30}, r"shape \[batch, 2, 24, 8\], but the metadata says \[batch, 2, 30, 8\]"),
         ({"kv_heads": [2] * 2, "head_dim": [8] * 2, "value_head_dim": [8] * 2}, "no input past_key_values.1.key"),
     ],
 )
