@@ -14,6 +14,7 @@ from trt_nvfp4.builder.components.tables import manifest_tables
 from trt_nvfp4.builder.report import report
 from trt_nvfp4.builder.report.contents import ReportedSubgraph
 from trt_nvfp4.builder.report.report import Report
+from trt_nvfp4.builder.report.tables import equal_rows
 
 
 @dataclass(frozen=True)
@@ -163,13 +164,14 @@ def tables(found: Inspection) -> Iterator[Table]:
         yield from manifest_tables(found.manifest)
         shown = {"kind": found.kind, "built": found.built}
     for key, value in shown.items():
-        rest.add_row(key, decimal(value) if key == "bytes" else _text(value))
+        rest.add_row(key.replace("_", " "), decimal(value) if key == "bytes" else _text(value))
     yield rest
 
 
 def _text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "\n".join(f"{key}: {entry}" for key, entry in value.items()) or "none"
+        rows = equal_rows((str(key), [str(entry)]) for key, entry in value.items())
+        return "\n".join(f"{name}: {entry}" for name, (entry,), _ in rows) or "none"
     if isinstance(value, list):
         return "\n".join(str(entry) for entry in value) or "none"
     return str(value)

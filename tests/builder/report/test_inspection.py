@@ -18,6 +18,8 @@ from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli.inspect_engine import app
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.report import html as html_report
+from trt_nvfp4.builder.report import inspected
+from trt_nvfp4.builder.report.inspected import InspectedModel
 from trt_nvfp4.builder.report.inspection import BUILD_RESULT
 from trt_nvfp4.builder.targets import find_target
 
@@ -37,7 +39,7 @@ def out(gated_mlps: Path) -> Path:
     [
         ("o.plan.yaml", "plan", ["gated_mlp_", "nvfp4_w4a16", "64-128-64", "rtx-blackwell"]),
         ("o.report.json", "report", ["gated_mlp_", "rtx-blackwell", "smaller"]),
-        ("o.rewritten.onnx", "model", ["gated_mlp_1: NVFP4GatedMLP", "x: float16 [tokens, 64]", "trt_nvfp4: 1"]),
+        ("o.rewritten.onnx", "model", [": NVFP4GatedMLP", "x: float16 [tokens, 64]", "trt_nvfp4: 1"]),
         ("o.engine", "engine", ["8 bytes", "of a later run, which built no engine"]),
     ],
 )
@@ -242,3 +244,16 @@ def test_linears_that_were_refused_are_not_offered_again(out: Path) -> None:
         assert ("linears outside of MLPs" in page) == bool(counted)
         for text in (shown, re.sub("<.*?>", "", page)):
             assert ("--kinds moe,gated_mlp,mlp,linear replaces those that can be" in text) == bool(counted)
+
+
+def test_what_layers_have_alike_is_one_line() -> None:
+    """A language model of 36 layers has 144 inputs and outputs that are caches."""
+    caches = {f"past_key_values.{layer}.{part}": "bfloat16" for layer in range(3) for part in ("key", "value")}
+    found = InspectedModel({"": 24}, {"input_ids": "int64", **caches}, {}, {}, {})
+    (table,) = inspected.tables(found)
+    (lines,) = (cells for cells in table.columns[1].cells if "input_ids" in str(cells))
+    assert str(lines).split("\n") == [
+        "input_ids: int64",
+        "past_key_values.0-2.key: bfloat16",
+        "past_key_values.0-2.value: bfloat16",
+    ]
