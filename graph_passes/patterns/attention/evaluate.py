@@ -28,7 +28,7 @@ class Part:
         leaves = [value for value in leaves_of(outputs, inputs) if value not in inputs]
         self._shapes = [value for value in leaves if is_op(value.producer(), "Shape")]
         self._lengths = [value for value in leaves if value.is_graph_input() and value.name in LENGTHS]
-        sized = [*self._lengths, *(operand(node, 0) for value in self._shapes if (node := value.producer()))]
+        sized = [*inputs, *self._lengths, *(operand(node, 0) for value in self._shapes if (node := value.producer()))]
         #: A model of one sequence at a time.
         self._single = any(value.shape is not None and value.shape[:1] == (1,) for value in sized)
         others = [value for value in leaves if value not in self._shapes and value not in self._lengths]
