@@ -134,7 +134,7 @@ def test_options_out_of_range_are_refused(tiny: Any, tmp_path: Path, options: di
     [
         ([], "no prompt"),
         ([[]], "prompt 1 is empty"),
-        ([[1]] * 5, "batch of at most 4"),
+        ([[1]] * 5, "takes at most 4 at once"),
         ([[1], [1] * 25], "prompt 2 has 25 tokens, but the caches hold 24"),
         ([[64]], "token 64, but the model knows 64"),
         ([[-1]], "token -1"),
@@ -165,7 +165,7 @@ def test_caches_of_another_type_or_shape_are_refused(tiny: Any, tmp_path: Path, 
 def test_a_model_without_caches_and_other_files_are_refused(gated_mlps: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("")
     for path, words in (
-        (gated_mlps, "no decoder with caches"),
+        (gated_mlps, "a model without caches"),
         (tmp_path / "none.engine", "no such file"),
         (tmp_path / "text.txt", "expected an engine"),
         (tmp_path, "not a bundle"),
