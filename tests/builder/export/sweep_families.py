@@ -142,7 +142,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_global": ("Gemma3ForCausalLM", {"num_hidden_layers": 7}),
     "bloom_residual": ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}),
 }
-CAPACITY, NEW_TOKENS, PROMPTS = 64, 32, (5, 9, 3)
+CAPACITY, PROMPTS = 64, (5, 9, 3)
 # Of a model that is no small one.
 LARGEST = 100_000_000
 GOOD = ("equal", "near tie", "refused")
@@ -200,9 +200,9 @@ def outcome(name: str, folder: Path) -> tuple[str, str]:
     import numpy as np
     import onnx
     import torch
-    from builder.export.test_decoders import greedy
     from transformers import GenerationConfig
 
+    from onnx_models.cached_greedy import NEW_TOKENS, greedy
     from trt_nvfp4.builder.errors import BuilderError
     from trt_nvfp4.builder.export.decoder_contract import CacheOptions, decoder_of
     from trt_nvfp4.builder.export.huggingface import export
