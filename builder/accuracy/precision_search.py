@@ -127,9 +127,9 @@ class Trials:
         found: Sequence[Subgraph],
         plan: Plan,
         statistics: Statistics | None,
+        checkpoint: NVFP4Checkpoint | None,
         budget: Budget,
         folder: Path,
-        checkpoint: NVFP4Checkpoint | None = None,
     ) -> None:
         self._model, self._found, self._plan, self._statistics = model, found, plan, statistics
         self._budget, self._folder, self.checkpoint = budget, folder, checkpoint
@@ -272,7 +272,7 @@ def choose_precisions(
     (verification), and the message says how near one comes.
     """
     with scratch(folder) as own:
-        trials = Trials(model, found, plan, statistics, budget, own, checkpoint)
+        trials = Trials(model, found, plan, statistics, checkpoint, budget, own)
         verifying = trials.record("held-out", held_out)
         recorded = trials.record("choosing", choosing)
         planned = plan.check(model, found=found)

@@ -43,8 +43,8 @@ def with_original(request: Request, made: ExitStack, progress: Progress, device:
     if subject.suffix not in ENGINES or request.model is not None or not subject.is_file():
         return request
     report = built_by(subject)
-    directory = Path(str(report.get("model", "")))
-    if "exported model" in report.get("files", {}) or not directory.is_dir():
+    directory = Path(str(report.get("model")))
+    if "exported model" in report.get("files", {}) or not is_model_directory(directory):
         return request
     options: ExportOptions | None = report.get("exported")
     if options is None or misfits({"exported": options}, {"exported": ExportOptions}):
