@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import Decoder
 from trt_nvfp4.builder.inputs.shapes import RANGES, Profile, Profiles, Shape, derive_profiles
 from trt_nvfp4.common.cache_names import layer_names, stacked_names
@@ -20,9 +20,15 @@ def decoder_profiles(
     """[prefill, decode]. Prompts have 1 to as many tokens as the caches hold, unless overrides of them say
     otherwise; a decode step has one token per sequence, in the same batches.
 
-    Raises BuilderError (usage) as `derive_profiles`.
+    Raises BuilderError (usage) as `derive_profiles`, (model) where the tokens' input is not [batch, tokens, ...].
     """
     tokens = min(RANGES["sequence"][1][1], decoder.capacity)
+    if len(found := inputs.get(decoder.tokens, ())) < 2:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"input {decoder.tokens!r}, the decoder's tokens by its metadata, has the shape {list(found)}, expected "
+            "[batch, tokens]; export the model again",
+        )
     _, new, *rest = inputs[decoder.tokens]
     width = tuple(size for size in rest if isinstance(size, int))
     prefill = derive_profiles(

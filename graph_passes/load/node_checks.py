@@ -18,6 +18,8 @@ from trt_nvfp4.plugins.ops import OPS
 _Attribute = onnx.AttributeProto
 # Far beyond every operator set; ONNX's own look-up takes 32 bits.
 _NEWEST_VERSION = 1 << 20
+# Of a tensor, as far as libraries take them.
+_MOST_DIMENSIONS = 64
 # The field that holds an attribute's value, by its type.
 _FIELDS = {
     _Attribute.FLOAT: "f",
@@ -66,6 +68,8 @@ def _check(nodes: Iterable[onnx.NodeProto], versions: Mapping[str, int], in_func
             schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=version, domain=domain)
             _check_arity(node, schema)
             _check_attributes(node, schema)
+            if not domain:
+                _check_counts(node)
         for body in bodies(node):
             _check(body.node, versions, in_function)
 
@@ -141,6 +145,16 @@ def _check_attributes(node: onnx.NodeProto, schema: OpSchema) -> None:
             wanted := str(expected.type).rpartition(".")[2]
         ):
             raise ValueError(f"{_named(node)}: attribute '{name}' is {kind}, expected {wanted}")
+
+
+def _check_counts(node: onnx.NodeProto) -> None:
+    """What ONNX's shape inference takes on trust, and ends the process over (measured with onnx 1.23)."""
+    counts = {attribute.name: attribute.i for attribute in node.attribute if attribute.type == _Attribute.INT}
+    parts = counts.get("num_outputs")
+    if node.op_type == "Split" and parts is not None and parts != len(node.output):
+        raise ValueError(f"{_named(node)}: num_outputs is {parts}, and it has {len(node.output)} outputs")
+    if node.op_type == "GatherND" and not 0 <= (batches := counts.get("batch_dims", 0)) <= _MOST_DIMENSIONS:
+        raise ValueError(f"{_named(node)}: batch_dims is {batches}, expected 0 to {_MOST_DIMENSIONS}")
 
 
 def _named(node: onnx.NodeProto) -> str:

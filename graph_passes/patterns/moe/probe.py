@@ -68,6 +68,8 @@ class Probe:
         if shape is None:
             raise ProbeError(f"the dimensions of '{x.name}' are not known")
         self._run_tokens = int(np.prod(shape[:-1]))
+        if not self._run_tokens:
+            raise ProbeError(f"'{x.name}' has no tokens: its shape is {list(shape)}")
         self._check_memory(linears, shape[-1] + experts)
         self.samples = draw(self._generator, self._run_tokens, shape[-1], experts, top_k)
         self._shapes = {

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onnx_models.tiny_decoder import TinyDecoder
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.inputs.decoder_profiles import decoder_profiles
 from trt_nvfp4.builder.inputs.shapes import Profile, derive_profiles, parse_shapes, typical_shapes
 
 names = st.text(st.characters(codec="ascii", exclude_characters=","), min_size=1).filter(lambda name: name.strip())
@@ -266,3 +269,13 @@ def test_arithmetic_that_says_no_range(dim: str) -> None:
     with pytest.raises(BuilderError, match="nothing says its range") as failure:
         derive_profiles({"x": ["batch", dim]})
     assert failure.value.exit_code == USAGE
+
+
+@pytest.mark.parametrize("shape", [(), ("batch",)])
+def test_tokens_of_a_decoder_with_too_few_dimensions(shape: tuple[str, ...]) -> None:
+    decoder = TinyDecoder(np.random.default_rng(0)).decoder
+    with pytest.raises(
+        BuilderError, match=r"'input_ids', the decoder's tokens .* expected \[batch, tokens\]"
+    ) as failure:
+        decoder_profiles({"input_ids": shape}, decoder, {}, {}, {})
+    assert failure.value.exit_code == MODEL_AT_FAULT

@@ -67,6 +67,10 @@ def elem_type(value: onnx.ValueInfoProto, number: int) -> None:
     value.type.tensor_type.elem_type = number
 
 
+def node(op: str, inputs: list[str], outputs: list[str], **attributes: int) -> Change:
+    return lambda m: m.graph.node.insert(0, helper.make_node(op, inputs, outputs, name="odd", **attributes))
+
+
 CASES: dict[str, tuple[Change, str]] = {
     "too few values": (too_few_values, "tensor 'gate' of shape .* needs .* values"),
     "text for numbers": (text_for_numbers, "tensor 'gate' of shape .* needs .* values"),
@@ -82,6 +86,15 @@ CASES: dict[str, tuple[Change, str]] = {
     "no attribute type": (attribute_without_type, "node 'turn' .*: attribute 'perm' has no value of a known type"),
     "a function's attribute": (attribute_of_a_function, "node 'product' .*: attribute 'alpha' is one of a function"),
     "bytes for text": (bytes_for_text, "node 'sum' .*: attribute 'equation' is not UTF-8 text"),
+    "Split with more outputs": (
+        node("Split", ["gate"], ["s0", "s1", "s2"], num_outputs=2),
+        r"node 'odd' \(Split\): num_outputs is 2, and it has 3 outputs",
+    ),
+    "Split with fewer outputs": (node("Split", ["gate"], ["s0"], num_outputs=2), "num_outputs is 2, and it has 1"),
+    "batches of no GatherND": (
+        node("GatherND", ["gate", "gate"], ["g"], batch_dims=-2),
+        r"node 'odd' \(GatherND\): batch_dims is -2",
+    ),
     "input without a type": (lambda m: m.graph.input[0].ClearField("type"), "input 'x' has no element type"),
     "input of an unknown type": (lambda m: elem_type(m.graph.input[0], 255), "value 'x' is of type 255, which ONNX"),
     "output of an unknown type": (lambda m: elem_type(m.graph.output[0], -2), "value 'y' is of type -2, which ONNX"),

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from fuzz.models import models
 from onnx import numpy_helper
 from torch import Tensor, nn
 
@@ -166,3 +167,17 @@ def test_more_chosen_than_there_are(tmp_path: Path, seed: int) -> None:
 
     with pytest.raises(ModelError, match=r"node '.*TopK' \(TopK\) takes 5 of 4 experts"):
         find_subgraphs(load(damaged(tmp_path / "model.onnx", widen_choice, seed)))
+
+
+def test_no_tokens(tmp_path: Path) -> None:
+    """An input without values, which nothing can be probed with."""
+    model = models()["moe"]
+    onnx.save(model, tmp_path / "moe.onnx")
+    (found,) = moes(load(tmp_path / "moe.onnx"))
+    assert found.refusal is None
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_value = 0
+    onnx.save(model, tmp_path / "empty.onnx")
+    (found,) = moes(load(tmp_path / "empty.onnx"))
+    assert found.refusal is not None
+    assert "has no tokens: its shape is [0, 32]" in found.refusal
