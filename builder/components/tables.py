@@ -24,7 +24,8 @@ def manifest_tables(manifest: Manifest) -> Iterator[Table]:
     for heading in ("part", "takes", "gives", "runs"):
         table.add_column(heading, overflow="fold")
     for part in manifest.parts:
-        table.add_row(part.name, _takes(manifest, part), _gives(part), "once" if part.loop is None else _loop(part))
+        takes, gives = _ports(part.inputs, manifest.sources(part)), _ports(part.outputs, {})
+        table.add_row(part.name, takes, gives, "once" if part.loop is None else _loop(part))
     yield table
 
 
@@ -43,40 +44,35 @@ def arrows(manifest: Manifest) -> Iterator[tuple[str, list[str], str]]:
             yield part.name, caches, f"{part.name}, next step"
         if loop.carry:
             yield part.name, list(loop.carry), f"{part.name}, {loop.times} times"
+    results = manifest.results()
     for part in manifest.parts:
-        own = [name for name in part.outputs if f"{part.name}.{name}" in manifest.results()]
-        if results := [name for name in own if not name.startswith("present.")]:
-            yield part.name, results, "result"
+        own = [name for name in part.outputs if f"{part.name}.{name}" in results]
+        if ends := [name for name in own if not name.startswith("present.")]:
+            yield part.name, ends, "result"
+
+
+def _numberless(name: str) -> str:
+    return re.sub(r"\d+", "N", name)
 
 
 def _grouped(names: Iterable[str]) -> str:
     """The names, those of several layers as one."""
     found: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(re.sub(r"\d+", "N", name), []).append(name)
+        found.setdefault(_numberless(name), []).append(name)
     return ", ".join(alike[0] if len(alike) == 1 else f"{name} ({len(alike)})" for name, alike in found.items())
 
 
-def _takes(manifest: Manifest, part: Part) -> str:
-    sources = manifest.sources(part)
-    lines = [
-        f"{name} {port}" + (f" <- {sources[name]}" if name in sources else "")
-        for name, port in part.inputs.items()
-        if not name.startswith(("past_key_values.", "cross."))
-    ]
-    return "\n".join([*lines, *_counted(part.inputs, "past_key_values."), *_counted(part.inputs, "cross.")])
-
-
-def _gives(part: Part) -> str:
-    lines = [f"{name} {port}" for name, port in part.outputs.items() if not name.startswith(("present.", "cross."))]
-    return "\n".join([*lines, *_counted(part.outputs, "present."), *_counted(part.outputs, "cross.")])
-
-
-def _counted(ports: Mapping[str, Port], prefix: str) -> Iterator[str]:
-    """One line for all layers' keys and values."""
-    found = [(name, port) for name, port in ports.items() if name.startswith(prefix)]
-    if found:
-        yield f"{len(found)} of {prefix}*, such as {found[0][0]} {found[0][1]}"
+def _ports(ports: Mapping[str, Port], sources: Mapping[str, str]) -> str:
+    """A line for each tensor, or for those of several layers."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for name, port in ports.items():
+        origin = f" <- {sources[name]}" if name in sources else ""
+        found.setdefault((_numberless(name), str(port), _numberless(origin)), []).append(f"{name} {port}{origin}")
+    return "\n".join(
+        alike[0] if len(alike) == 1 else f"{name} {port}{origin} ({len(alike)})"
+        for (name, port, origin), alike in found.items()
+    )
 
 
 def _loop(part: Part) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -225,13 +226,20 @@ def vision_of(directory: Path, model: Any, size: ImageSize | None) -> Vision:
     if hasattr(model.model, "get_rope_index") and hasattr(model.model, "visual"):
         return PatchVision(model, size or _of_processor(directory) or ImageSize(448, 448))
     vision = model.config.vision_config
+    if vision.model_type == "pixtral":
+        return SizedVision(model, size)
+    tiled = hasattr(model.config, "image_grid_pinpoints")
+    if not tiled and (further := _further_inputs(model)):
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: the vision encoder of {type(model).__name__} takes {' and '.join(further)} beside images, "
+            "which is not known here; give a Python file with its parts (model.py:components)",
+        )
     stated = getattr(vision, "image_size", None)
     if stated is None:
         raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: vision_config states no image_size; add it")
-    if vision.model_type == "pixtral":
-        return SizedVision(model, size)
     height, width = stated if isinstance(stated, (list, tuple)) else (stated, stated)
-    if hasattr(model.config, "image_grid_pinpoints"):
+    if tiled:
         return TiledVision(model, size or ImageSize(height, width))
     if size is not None and (size.height, size.width) != (height, width):
         raise BuilderError(
@@ -242,6 +250,18 @@ def vision_of(directory: Path, model: Any, size: ImageSize | None) -> Vision:
     pixels = torch.rand(2, getattr(vision, "num_channels", 3), height, width, dtype=_dtype(model))
     kind = IdeficsVision if model.config.model_type in ("idefics3", "smolvlm") else Vision
     return kind(model, pixels)
+
+
+def _further_inputs(model: Any) -> list[str]:
+    """What the model's encoder of images must be given beside pixels, or takes as the sizes of images."""
+    parameters = inspect.signature(getattr(model, "get_image_features", model.forward)).parameters
+    return [
+        name
+        for name, parameter in parameters.items()
+        if name.endswith("grid_thw")
+        or (parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty)
+        if name != PIXELS
+    ]
 
 
 def _checked(size: ImageSize, patch: int, merge: int) -> ImageSize:

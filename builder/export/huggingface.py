@@ -32,8 +32,16 @@ if TYPE_CHECKING:
     from trt_nvfp4.builder.parallel.shard import Rank
 
 OPSET = 21
-# How the names of forward's parameters end that take images or sound.
-MEDIA = ("pixel_values", "pixel_values_videos", "flattened_patches", "input_features", "input_values")
+# How the names of forward's parameters end that take images, sound or proteins.
+MEDIA = (
+    "pixel_values",
+    "pixel_values_videos",
+    "flattened_patches",
+    "image_patches",
+    "input_features",
+    "input_values",
+    "protein_input_ids",
+)
 OWN_CODE = "it has Python code of its own, which runs only with --trust-remote-code; read it first"
 CHANGE_IT = (
     "change the model's code, or export it with other versions of torch and transformers or another tool, and give the "

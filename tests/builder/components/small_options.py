@@ -18,6 +18,17 @@ def _pair(encoder: str, decoder: str, **options: Any) -> dict[str, Any]:
     }
 
 
+_GLM = {
+    "text_config": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [1, 1, 2],
+            "partial_rotary_factor": 0.5,
+        }
+    }
+}
+_PINPOINTS = {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]]}
 OPTIONS: dict[str, dict[str, Any]] = {
     "VisionEncoderDecoderModel": _pair("vit", "mbart"),
     "VisionEncoderDecoderModel:trocr": _pair("vit", "trocr"),
@@ -39,6 +50,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "LlavaForConditionalGeneration:gemma2": {"made_with": {"text_config": {"model_type": "gemma2"}}},
     "PaliGemmaForConditionalGeneration:2": {"made_with": {"text_config": {"model_type": "gemma2"}}},
     "Blip2ForConditionalGeneration:t5": {"made_with": {"text_config": {"model_type": "t5"}}},
+    "Glm4vForConditionalGeneration": _GLM,
+    "Glm4vMoeForConditionalGeneration": _GLM,
+    "Glm46VForConditionalGeneration": _GLM,
+    "GlmOcrForConditionalGeneration": _GLM,
+    "LlavaNextForConditionalGeneration": _PINPOINTS,
+    "LlavaOnevisionForConditionalGeneration": _PINPOINTS,
     "T5ForConditionalGeneration:gated": {"feed_forward_proj": "gated-gelu"},
     "Gemma3nForConditionalGeneration": {
         "text_config": {

@@ -183,6 +183,28 @@ def test_an_image_that_fills_the_cache(tmp_path: Path, seed: int) -> None:
     assert failure.value.exit_code == USAGE
 
 
+@pytest.mark.parametrize(
+    ("name", "replaced", "message"),
+    [
+        ("create_masks_for_generate", lambda **_: {}, "has a rule of its own for which tokens see each other"),
+        (
+            "get_image_features",
+            lambda _self, pixel_values, spatial_shapes, image_grid_thw=None: pixel_values,
+            "takes spatial_shapes and image_grid_thw beside images",
+        ),
+    ],
+    ids=["mask", "further inputs"],
+)
+def test_models_of_another_kind(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, name: str, replaced: Any, message: str
+) -> None:
+    model = saved("llava", tmp_path / "m", seed)
+    monkeypatch.setattr(type(model), name, replaced, raising=False)
+    with pytest.raises(BuilderError, match=message) as failure:
+        of_directory(tmp_path / "m", CacheOptions(64), None)
+    assert failure.value.exit_code == MODEL_AT_FAULT
+
+
 def test_features_are_the_encoders(tmp_path: Path, seed: int) -> None:
     model = saved("paligemma", tmp_path / "m", seed)
     vision = of_directory(tmp_path / "m", CacheOptions(64), None).parts[0]
