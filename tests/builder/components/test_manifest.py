@@ -52,7 +52,7 @@ def test_what_flows_is_drawn() -> None:
         ("decoder", list(caches), "decoder, next step"),
         ("decoder", ["logits"], "result"),
     ]
-    console = Console(width=200, file=io.StringIO(), color_system=None)
+    console = Console(width=200, file=io.StringIO(), color_system=None, markup=False)
     console.print(*manifest_tables(manifest))
     drawn = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
     assert "decoder ── past_key_values.N.key (2) ──▶ decoder, next step" in drawn
