@@ -60,11 +60,11 @@ def onnx_arithmetic() -> Iterator[None]:
     originals = {name: getattr(torch, name) for name in replaced}
     squeeze = torch.Tensor.squeeze
 
-    def squeezed(tensor: torch.Tensor, *dims: Any) -> torch.Tensor:
-        sizes = [tensor.shape[dim] for dim in dims if isinstance(dim, int)]
-        if len(dims) == 1 and sizes and isinstance(sizes[0], int) and sizes[0] != 1:
+    def squeezed(tensor: torch.Tensor, *dims: Any, **named: Any) -> torch.Tensor:
+        dim = named.get("dim", dims[0] if len(dims) == 1 else None)
+        if isinstance(dim, int) and isinstance(size := tensor.shape[dim], int) and size != 1:
             return tensor
-        return squeeze(tensor, *dims)
+        return squeeze(tensor, *dims, **named)
 
     for name, function in replaced.items():
         setattr(torch, name, function)
