@@ -23,7 +23,7 @@ from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.plugins.compile.toolchain import find_nvcc
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
-SOURCE = PLUGINS / "kernels" / "api" / "w4a16.cu"
+SOURCE = PLUGINS / "kernels" / "api" / "dense" / "w4a16.cu"
 ARCHS = ("sm_89", "sm_90a", "sm_100a", "sm_120a")
 # Two pipes take 16 lanes a clock each (measured on an H200, benchmarks/NOTES.md, "What an SM can do").
 ALU = {"LOP3", "SHF", "PRMT", "F2FP", "SEL", "ISETP", "LEA", "VIADD", "IADD3"}
