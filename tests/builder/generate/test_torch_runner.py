@@ -19,6 +19,7 @@ from trt_nvfp4.builder.generate.sampling import Sampling
 from trt_nvfp4.builder.generate.torch_runner import TorchRunner
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.graph_passes.planning.plan import KINDS
 
 MODELS = Path(__file__).parents[2] / "trained_models"
 
@@ -182,7 +183,7 @@ def test_the_plugins_generate_the_tokens_of_onnx_runtime(name: str, dtype: torch
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
 def test_one_launch_generates_the_tokens_of_its_parts(name: str, dtype: torch.dtype, rewritten: Any) -> None:
     """256 steps on the text of the parts: the same token at every step, but for near ties."""
-    parts, one = (TorchRunner(rewritten(name, dtype, kinds), "cuda") for kinds in (None, ("all", "decoder")))
+    parts, one = (TorchRunner(rewritten(name, dtype, kinds), "cuda") for kinds in (None, (*KINDS, "decoder")))
     near = equal = 0
     for prompt in held_out(3):
         rows = [list(prompt)]
