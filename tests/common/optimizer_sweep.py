@@ -84,11 +84,11 @@ def networks() -> list[tuple[ModuleType, str, str]]:
 def exported(folder: Path, part: int, parts: int) -> Iterator[Path]:
     """The networks of transformers that the tests export: those of a part."""
     for module, name, exporter in networks()[part - 1 :: parts]:
-        model, draw = module.build(name)
         path = folder / f"{name}-{exporter}.onnx"
         try:
+            model, draw = module.build(name)
             module.export(model, draw(0), path, exporter)
-        except Exception as failure:  # torch's own; other versions export other models
+        except Exception as failure:  # of torch and transformers, whose other versions have other models
             print(f"{path.name}: not exported: {str(failure)[:160]!r}", flush=True)
         else:
             yield path
