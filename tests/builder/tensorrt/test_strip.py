@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.builder.tensorrt import weights_file
 from trt_nvfp4.builder.tensorrt.bound_weights import with_weights
 from trt_nvfp4.builder.tensorrt.bundle import MANIFEST, NETWORK
+from trt_nvfp4.builder.tensorrt.runtime_cache import EngineWithCache
 from trt_nvfp4.builder.tensorrt.strip import SMALLEST, strip
 from trt_nvfp4.builder.tensorrt.verify import Layer, copied_weights
 from trt_nvfp4.builder.tensorrt.weights_file import ENGINE_NAME, read_header
@@ -250,3 +252,38 @@ def test_weights_that_are_none_of_the_engines_inputs(tmp_path: Path) -> None:
     engine.name = ENGINE_NAME + other.digest
     with pytest.raises(BuilderError, match=r"its input w is F32 \[4, 3\], and .* has F32 \[3, 4\]"):
         with_weights(engine, stripped.path, Cuda(runtime))
+
+
+class CachedEngine(FakeEngine):
+    """Compiles its kernels where the runtime cache has none."""
+
+    compiled = 0
+
+    def create_runtime_config(self) -> SimpleNamespace:
+        cache = SimpleNamespace(kernels=b"")
+        cache.serialize = lambda: cache.kernels
+        cache.deserialize = lambda blob: setattr(cache, "kernels", blob) is None
+        return SimpleNamespace(cache=cache, create_runtime_cache=lambda: cache, set_runtime_cache=lambda _: True)
+
+    def create_execution_context(self, config: Any = None) -> Any:
+        if not config.cache.kernels:
+            CachedEngine.compiled += 1
+            config.cache.kernels = b"kernels"
+        return super().create_execution_context()
+
+
+def test_a_second_start_makes_neither_kernels_nor_weights_anew(tmp_path: Path) -> None:
+    """As `load_engine` does: the runtime cache first, then the weights; files stay as they are."""
+    stripped, kept = Stripped(tmp_path), []
+    for _ in range(2):
+        runtime = FakeRuntime()
+        engine = CachedEngine(tmp_path / "m.onnx", runtime, [(1, 4)], batch=2)
+        engine.name = ENGINE_NAME + stripped.file.digest
+        whole = with_weights(EngineWithCache(engine, stripped.path), stripped.path, Cuda(runtime))
+        assert run(whole, runtime).tolist() == [[8.0] * 3] * 2
+        del engine, whole
+        gc.collect()
+        kept.append({file: file.stat().st_mtime_ns for file in tmp_path.iterdir()})
+    assert CachedEngine.compiled == 1
+    assert tmp_path / "a.engine.runtime_cache" in kept[0]
+    assert kept[1] == kept[0]
