@@ -1,6 +1,6 @@
 """Every class of a causal language model in transformers, tiny and with random weights: tokens over caches in ONNX.
 
-    python tests/builder/export/sweep_families.py [--jobs 8] [--seconds 300] [--out results.jsonl] [NAME ...]
+    python tests/builder/export/family_sweep.py [--jobs 8] [--seconds 300] [--out results.jsonl] [NAME ...]
 
 Each class runs in a process of its own. It must generate transformers' greedy tokens (FP32, three prompts of different
 lengths, ONNX Runtime), or be refused with one message; anything else is a failure. NAME: a class of transformers or a
