@@ -18,15 +18,15 @@ def _pair(encoder: str, decoder: str, **options: Any) -> dict[str, Any]:
     }
 
 
-_GLM = {
-    "text_config": {
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "mrope_section": [1, 1, 2],
-            "partial_rotary_factor": 0.5,
-        }
-    }
+def _rope(**options: Any) -> dict[str, Any]:
+    """Rotary embeddings in three directions."""
+    return {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **options}}}
+
+
+_GLM = _rope(mrope_section=[1, 1, 2], partial_rotary_factor=0.5)
+_QWEN3 = {
+    **_rope(mrope_section=[4, 2, 2], mrope_interleaved=True),
+    "vision_config": {"deepstack_visual_indexes": [0]},
 }
 _PINPOINTS = {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]]}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -54,8 +54,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Glm4vMoeForConditionalGeneration": _GLM,
     "Glm46VForConditionalGeneration": _GLM,
     "GlmOcrForConditionalGeneration": _GLM,
+    "Qwen2VLForConditionalGeneration": _rope(mrope_section=[2, 3, 3]),
+    "Qwen2_5_VLForConditionalGeneration": _rope(mrope_section=[2, 3, 3]),
+    "Qwen3VLForConditionalGeneration": _QWEN3,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN3,
     "LlavaNextForConditionalGeneration": _PINPOINTS,
     "LlavaOnevisionForConditionalGeneration": _PINPOINTS,
+    "VipLlavaForConditionalGeneration": {"vision_feature_layers": [-1, -2]},
     "T5ForConditionalGeneration:gated": {"feed_forward_proj": "gated-gelu"},
     "Gemma3nForConditionalGeneration": {
         "text_config": {
