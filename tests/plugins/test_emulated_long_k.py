@@ -70,7 +70,7 @@ def test_hidden_values(emulated: PluginHost, emulated_gpu: Gpu, seed: int, k: in
     assert np.abs(every[m]).max() > 2 * np.abs(hidden).max()
     for tactic in tactics(emulated_gpu):
         (y,) = run(emulated, op, case.inputs, attributes | {"quantize_activations": 1}, tactic, again=False)
-        check_hidden(y, hidden, 0.0)
+        check_hidden(y, hidden, 0.0, error_of_sums=2e-5)  # terms of 64, and as many as K
 
 
 @BLACKWELL

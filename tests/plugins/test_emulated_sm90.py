@@ -22,6 +22,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.parametrize("emulated_gpu", ["h200"]
 
 GENERIC, W4A16, W4A16_SM90 = 1, 2, 8
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
+SILU = Activation.SILU
+
+
+#: Of the persistent MLP: for up to 1, 8, 16, 32 and 64 tokens, in either type.
+TYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+EVERY_TOKEN = pytest.mark.parametrize("m", [1, 8, 16, 32, 64])
+TOKENS_BEYOND = pytest.mark.parametrize("m", [1, 7, 15, 30, 50])
 
 
 def check(
@@ -100,9 +107,6 @@ def test_linear_on_few_sms(
         (2, (1, 17, 8480, 64, 33), torch.float16, {"gated": 1, "norm": 0, "residual": 0}),
         # A block has several tiles in a phase, of more chunks than it asks for ahead.
         (2, (1, 3, 1312, 1056, 77), torch.float16, {"gated": 0, "norm": 0, "residual": 0}),
-        (2, (2, 6, 1312, 288, 1312), torch.bfloat16, {"gated": 1, "norm": 1, "residual": 1}),
-        (2, (2, 40, 800, 544, 800), torch.float16, {"gated": 1, "residual": 0, "activation": Activation.GELU}),
-        (2, (1, 64, 288, 1056, 77), torch.bfloat16, {"gated": 0, "residual": 0, "activation": Activation.RELU}),
     ],
     ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else None,
 )
@@ -172,17 +176,17 @@ def test_wide_norm(
     dtype: torch.dtype,
     activation: Activation,
 ) -> None:
-    """A row's squares are in more parts than a lane asks for at once; without epsilon it would be twice as large."""
+    """A row's squares are in more parts than a lane asks for at once, which come late; without epsilon it would be
+    twice as large."""
     monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=12))
+    emulated_gpu.device.disorder = 0.5
     call = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, 2208, 64, 77, dtype, gated=0)
     attributes = {"gated": 0, "norm": 1, "residual": 0, "epsilon": 3.0, "activation": activation}
     check(emulated, "NVFP4PersistentMLP", call.inputs, attributes, W4A16_SM90)
 
 
-@pytest.mark.parametrize(
-    ("m", "dtype"),
-    [(1, torch.float16), (7, torch.bfloat16), (16, torch.float16), (30, torch.bfloat16), (50, torch.float16)],
-)
+@TYPES
+@TOKENS_BEYOND
 def test_parts_that_come_late(
     emulated: PluginHost, emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, seed: int, m: int, dtype: torch.dtype
 ) -> None:
@@ -190,8 +194,37 @@ def test_parts_that_come_late(
     monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=32))
     emulated_gpu.device.disorder = 0.5
     call = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, 256, 4096, 256, dtype, gated=0)
-    attributes = {"gated": 0, "norm": 1, "residual": 1, "activation": Activation.SILU}
-    check(emulated, "NVFP4PersistentMLP", call.inputs, attributes, W4A16_SM90)
+    check(emulated, "NVFP4PersistentMLP", call.inputs, {"gated": 0, "norm": 1, "residual": 1, "activation": SILU}, 8)
+
+
+@TYPES
+@pytest.mark.parametrize("m", [1, 8, 16, 32])
+def test_rings_go_round(
+    emulated: PluginHost, emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, seed: int, m: int, dtype: torch.dtype
+) -> None:
+    """Of slots, panels and barriers, several times: two blocks do all tiles."""
+    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=2))
+    call = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, 1312, 288, 77, dtype, gated=1)
+    check(emulated, "NVFP4PersistentMLP", call.inputs, {"gated": 1, "norm": 1, "residual": 0, "activation": SILU}, 8)
+
+
+@EVERY_TOKEN
+@pytest.mark.parametrize(("gated", "dtype"), [(0, torch.float16), (1, torch.bfloat16)], ids=["plain", "gated"])
+def test_activations(
+    emulated: PluginHost,
+    emulated_gpu: Gpu,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    gated: int,
+    m: int,
+    dtype: torch.dtype,
+) -> None:
+    """Of all rows of a tile."""
+    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=2))
+    call = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, 64, 256 // (1 + gated), 33, dtype, gated=gated)
+    for activation in [a for a in Activation if gated or a not in GATED_ONLY]:
+        attributes = {"activation": activation, "alpha": 1.5, "limit": 1.0, "gated": gated, "norm": 0, "residual": 0}
+        check(emulated, "NVFP4PersistentMLP", call.inputs, attributes, W4A16_SM90)
 
 
 @pytest.mark.parametrize("size", [1e4, 1e30])

@@ -120,12 +120,20 @@ def identity_down(case: Case, i: int, first: int) -> None:
     case.inputs[first + 3] = torch.zeros_like(case.inputs[first + 3])
 
 
-def check_hidden(y: torch.Tensor, hidden: Array, scale: float, scale_search: int = 0) -> None:
-    """NVFP4 bit by bit, except where the sum lies within float32's error of a rounding boundary."""
+def check_hidden(
+    y: torch.Tensor, hidden: Array, scale: float, scale_search: int = 0, error_of_sums: float = 4e-7
+) -> None:
+    """NVFP4 bit by bit, except where the value lies within float32's error of where another code or scale begins; that
+    of the sums is a share of all values' root mean square."""
     expected = quantize(hidden.astype(np.float32), scale, scale_search).values
+    noise = 4e-6 * np.abs(hidden) + error_of_sums * np.sqrt((hidden**2).mean())
+    signs = np.random.default_rng(0).choice([-1, 1], hidden.shape)
+    near = [quantize((hidden + noise * sign).astype(np.float32), scale, scale_search) for sign in (1, -1, signs)]
+    certain = np.logical_and.reduce([np.isclose(q.values, expected, 1e-5, 1e-9) for q in near])
+    assert certain.mean() > 0.9
     error = np.abs(float64(y) - expected)
     close = error <= torch.finfo(torch.float16).eps * np.abs(expected) + 1e-7
-    assert close.mean() > 0.995
+    assert close[certain].all(), f"{(certain & ~close).sum()} of {close.size} values"
     assert np.linalg.norm(error) <= 0.02 * np.linalg.norm(expected)
 
 
@@ -143,14 +151,15 @@ def spread(case: Case, first: int, rng: np.random.Generator, gated: bool) -> Non
         gates[..., 0], size[0] = rng.uniform(0.3, 2.0), 64
         bias[..., 0::2], bias[..., 1::2] = torch.from_numpy(gates), torch.from_numpy(size)
     else:
-        bias[:] = torch.from_numpy(rng.choice([-1, 1], bias.shape) * rng.uniform(0.5, 1, bias.shape) * 6 * size)
+        size = np.where(np.arange(columns) < 64, 1, size)
+        bias[:] = torch.from_numpy(rng.choice([-1, 1], bias.shape) * rng.uniform(0.05, 1, bias.shape) * 6 * size)
 
 
 ONE_FAMILY = pytest.mark.parametrize("emulated_gpu", ["b200"], indirect=True)  # both have the same epilogue
 
 
 @ONE_FAMILY
-@pytest.mark.parametrize("activation", range(1, 9))
+@pytest.mark.parametrize("activation", [1, 2, 3])  # the others: test_emulated_rounding.py
 def test_small_blocks_beside_large(emulated: PluginHost, emulated_gpu: Gpu, seed: int, activation: int) -> None:
     m, k, i = 5, 64, 160
     rng = np.random.default_rng(seed)
