@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("emb_dim", "lru_width", "ssm_hidden_size", "cross_attention_hidden_size"), 64),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "dff", "d_inner", "decoder_ffn_dim", "ffn_hidden_size"), 128),
     **dict.fromkeys(("intermediate_size_mlp", "shared_intermediate_size", "dense_intermediate_size", "d_ff"), 128),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), 4),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), 4),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), 4),
     **dict.fromkeys(("attention_heads", "swa_num_attention_heads", "num_decoder_attention_heads"), 4),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "kv_n_heads"), 2),
