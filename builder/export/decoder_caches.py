@@ -126,6 +126,12 @@ class StepCache(Cache):
             "a cache here holds the keys and values of every token"
         )
 
+    def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
+        try:
+            return bool(super().has_previous_state(*args, **kwargs))
+        except ValueError:  # of the layers of attention, to which that does not apply
+            self._refuse()
+
     get_conv_state = update_conv_state = get_recurrent_state = update_recurrent_state = update_indexer = _refuse
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -75,3 +75,11 @@ def test_masks_of_an_encoder_that_is_not_there() -> None:
     )
     program = decoders.decoder_step(Path("m"), transformers.PegasusForCausalLM(config).eval(), 32, CacheOptions(32, 3))
     assert (program.decoder.layers, program.decoder.max_batch) == (2, 3)
+
+
+def test_a_question_about_another_state_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.17 answers it with an error of its own."""
+    asked = Mock(side_effect=ValueError("You called it on an attention layer"))
+    monkeypatch.setattr(transformers.cache_utils.Cache, "has_previous_state", asked)
+    with pytest.raises(UnsupportedCacheError, match="a state of another kind"):
+        StepCache(torch.zeros(1, dtype=torch.int64), 16, 2, (), ()).has_previous_state(0)
