@@ -14,6 +14,7 @@ from trt_nvfp4.calibration.samples.samples import dimension
 from trt_nvfp4.common.local_functions import add_op_functions, inlined
 from trt_nvfp4.common.nested_graphs import bodies, nested
 from trt_nvfp4.graph_passes.load.by_hand import drop_functions
+from trt_nvfp4.graph_passes.load.skip_norms import split_skip_norms
 
 # The first opset with FP8 types, which the rewritten model may hold.
 OLDEST_OPSET = 19
@@ -28,8 +29,8 @@ _SMALL = 4096
 
 
 def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto` with functions inlined, ONNX Runtime's GELUs made ONNX's, at opset 19 or later, and with all shapes that
-    ONNX can infer.
+    """`proto` with functions inlined, ONNX Runtime's GELUs and LayerNorms made ONNX's, at opset 19 or later, and with
+    all shapes that ONNX can infer.
 
     Raises:
         Exception: whatever ONNX raises for a model that it cannot convert.
@@ -49,6 +50,7 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
         for node in filter(is_gelu_of_onnxruntime, all_nodes(proto.graph.node)):
             node.attribute.append(onnx.helper.make_attribute("approximate", _GELUS[node.op_type]))
             node.domain, node.op_type = "", "Gelu"
+        split_skip_norms(proto.graph)
         add_op_functions(proto)
         # Through a Reshape to another tensor's Shape, too: the converter puts one behind Softmax of opset 12 and older.
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)

@@ -27,6 +27,7 @@ from trt_nvfp4.graph_passes.load.fold_constant_weights import fold_weights
 from trt_nvfp4.graph_passes.load.node_checks import check_nodes
 from trt_nvfp4.graph_passes.load.normalize import OLDEST_OPSET, all_nodes, is_gelu_of_onnxruntime, normalize
 from trt_nvfp4.graph_passes.load.shape_folding import simplify_shapes
+from trt_nvfp4.graph_passes.load.skip_norms import is_skip_norm
 from trt_nvfp4.graph_passes.load.sparse_to_dense import densify
 from trt_nvfp4.graph_passes.load.split_stacked_weights import split_stacks
 from trt_nvfp4.graph_passes.load.squeeze_weights import squeeze_weights
@@ -237,7 +238,7 @@ def _check_operators(path: Path, proto: onnx.ModelProto) -> None:
                     f"{where}: not in opset {version}; of a model that ONNX Runtime has optimized, give the original"
                 )
         is_fused = node.domain == "com.microsoft" and node.op_type in _FUSED_BY_ONNXRUNTIME
-        if is_fused and not is_gelu_of_onnxruntime(node):
+        if is_fused and not is_gelu_of_onnxruntime(node) and not is_skip_norm(node):
             fused.setdefault(node.op_type, node.name)
     if fused:
         listed = ", ".join(f"{op_type} (node '{name}')" for op_type, name in fused.items())
