@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,22 @@ def nameless() -> None:
     raise RuntimeError
 
 
+class SilentError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def silent() -> None:
+    raise SilentError
+
+
+def hoard() -> int:
+    """Leaves no memory for even a small object: the lists are kept by the frame that its exception holds."""
+    kept: list[Any] = []
+    while True:
+        kept.append([kept])
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -52,6 +69,7 @@ def nameless() -> None:
         (lambda: os._exit(3), "ended early .status 3"),
         (raising, "what is missing"),
         (nameless, "RuntimeError"),
+        (silent, "SilentError"),
         (lambda: object(), "not JSON serializable"),
     ],
 )
@@ -64,3 +82,30 @@ def test_what_does_not_end_well(function: Callable[[], Any], words: str) -> None
 
 def test_half_the_memory_suffices() -> None:
     assert limited(lambda: len(bytearray(module.MEMORY // 2)), 20) == module.MEMORY // 2
+
+
+def test_many_small_objects_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MEMORY", 1 << 27)
+    with pytest.raises(LimitError, match="takes more than 2 GB of memory"):
+        limited(hoard, 20)
+
+
+def test_too_large_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGEST", 1 << 20)
+    assert len(limited(lambda: "x" * (1 << 19), 20)) == 1 << 19
+    with pytest.raises(LimitError, match="its result is larger than 1048576 bytes"):
+        limited(lambda: "x" * (1 << 22), 20)
+
+
+def test_descriptors_beyond_those_of_select() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1200, hard), hard))
+    try:
+        while not held or held[-1] < 1024:
+            held.append(os.dup(1))
+        assert limited(lambda: 7, 20) == 7
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -17,6 +17,8 @@ from typing import Any
 MEMORY = 2 << 30
 # Bytes of a result.
 _LARGEST = 1 << 30
+# Made here: where it is needed, no memory may be left to make it.
+_NO_MEMORY = json.dumps({"failure": f"it takes more than {MEMORY >> 30} GB of memory"}).encode()
 
 
 class LimitError(Exception):
@@ -34,7 +36,10 @@ def limited(function: Callable[[], Any], seconds: float) -> Any:
         warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, beside other threads
         child = os.fork()
     if child == 0:
-        _run(function, writer)
+        try:
+            _run(function, writer)
+        finally:  # whatever was raised: the fork must not go on as the program that it was made of
+            os._exit(1)
     os.close(writer)
     try:
         answer = _read(reader, seconds)
@@ -57,39 +62,49 @@ def _run(function: Callable[[], Any], writer: int) -> None:
     """In the fork, which ends here."""
     # Its threads are not there; it would wait for them, or say so on stderr.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what panics in Rust prints
     try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what panics in Rust prints
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         _, most = resource.getrlimit(resource.RLIMIT_AS)
         limit = pages * resource.getpagesize() + MEMORY
         limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        answer = json.dumps({"result": function()})
+        answer = json.dumps({"result": function()}).encode()
     except MemoryError:
-        answer = json.dumps({"failure": f"it takes more than {MEMORY >> 30} GB of memory"})
+        answer = _NO_MEMORY
     except BaseException as error:  # it says all that it can, and ends
-        answer = json.dumps({"failure": str(error) or type(error).__name__})
+        answer = _failure(error)
+    with os.fdopen(writer, "wb", buffering=0) as file:
+        left = memoryview(answer)
+        while left:
+            left = left[file.write(left) :]
+    os._exit(0)
+
+
+def _failure(error: BaseException) -> bytes:
     try:
-        with os.fdopen(writer, "wb") as file:
-            file.write(answer.encode())
-    finally:
-        os._exit(0)
+        return json.dumps({"failure": str(error) or type(error).__name__}).encode()
+    except MemoryError:
+        return _NO_MEMORY
+    except BaseException:  # its text cannot be had
+        return json.dumps({"failure": type(error).__name__}).encode()
 
 
 def _read(reader: int, seconds: float) -> bytes | None:
-    """All that comes; None where it does not end in time."""
+    """All that comes; None where it does not end in time. Raises LimitError where too much comes."""
     deadline, parts, size = time.monotonic() + seconds, [], 0
-    while size <= _LARGEST:
-        ready, _, _ = select.select([reader], [], [], max(deadline - time.monotonic(), 0))
-        if not ready:
-            return None
+    ready = select.poll()  # takes any descriptor, where select takes those below 1024 alone
+    ready.register(reader, select.POLLIN)
+    while ready.poll(max(deadline - time.monotonic(), 0) * 1000):
         part = os.read(reader, 1 << 20)
         if not part:
-            break
+            return b"".join(parts)
         parts.append(part)
         size += len(part)
-    return b"".join(parts)
+        if size > _LARGEST:
+            raise LimitError(f"its result is larger than {_LARGEST} bytes")
+    return None
 
 
 def _ending(status: int) -> str:
