@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -65,9 +66,10 @@ def shown(name: str, timing: Timing) -> str:
 
 
 def command() -> str:
-    """What started this run."""
+    """What started this run, but for where its record goes."""
     module = sys.modules["__main__"].__spec__
-    return " ".join(["python", *(["-m", module.name] if module else sys.argv[:1]), *sys.argv[1:]])
+    words = " ".join(["python", *(["-m", module.name] if module else sys.argv[:1]), *sys.argv[1:]])
+    return re.sub(r" --out[ =]\S+", "", words)
 
 
 def environment() -> dict[str, Any]:
