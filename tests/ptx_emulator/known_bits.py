@@ -10,6 +10,8 @@ from .ir import TYPE_BITS, Immediate, Instruction, Operand, Register, Special, S
 from .program import Program
 
 _SHARED = (1 << 18) - 1 | 0xFF << 24
+_UNSIGNED = [f"{kind}{bits}" for kind in "bu" for bits in (8, 16, 32, 64)]
+_INTEGERS = [*_UNSIGNED, *(f"s{bits}" for bits in (8, 16, 32, 64))]
 _SPECIAL = {"laneid": 31, "tid.x": 1023, "tid.y": 1023, "tid.z": 63}
 #: After so many changes of a register nothing is known of it, so that loops come to an end.
 _PATIENCE = 40
@@ -52,21 +54,16 @@ class KnownBits:
 
     def _result(self, item: Instruction, target: Register) -> int:
         every = (1 << target.bits) - 1
-        if (
-            item.operands[0] != target
-            or target.bits == 1
-            or item.type not in TYPE_BITS
-            or TYPE_BITS[item.type] > 64
-            or item.type[0] not in "bus"
-        ):
+        if item.operands[0] != target or target.bits == 1 or item.type not in _INTEGERS or item.has("sat"):
             return every
         bits = TYPE_BITS[item.type]
         values = [self.may_be_one(operand, bits) for operand in item.operands[1:]]
         amount = item.operands[2].value if len(values) > 1 and isinstance(item.operands[2], Immediate) else None
         match item.name:
-            case "mov" | "cvta" if len(values) == 1:
+            case "mov" if len(values) == 1:
                 return values[0] & every
-            case "cvt" if len(values) == 1 and item.type[0] != "s":
+            # A signed source or result extends its sign.
+            case "cvt" if len(values) == 1 and item.type[0] != "s" and item.opcode[-2] in _UNSIGNED:
                 return values[0] & every
             case "and":
                 return values[0] & values[1] & every
