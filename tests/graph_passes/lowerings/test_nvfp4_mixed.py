@@ -14,7 +14,7 @@ import torch
 from onnx_models.graphs import Graph, quantized_twin, run, spec
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.calibration import recipes
-from trt_nvfp4.calibration.statistics.statistics import Statistics
+from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import NVFP4_MIXED, NVFP4_W4A4
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
@@ -86,15 +86,15 @@ def test_a_chain_with_norms_and_residuals(loaded: Load, seed: int) -> None:
     plan = plan_all(source, calibrated=True)
     for entry in plan.subgraphs:
         entry.decision, entry.op = Decision.NVFP4_MIXED, "NVFP4Linear"
-    result = rewritten(source, plan, Statistics(dict.fromkeys(calibration_tensors(plan), 50.0), 1))
+    x = draw(seed, 4, 16, 32)
+    result = rewritten(source, plan, collect(source.path, calibration_tensors(plan), [{"x": x}]))
     written = onnx.load(result.path)
     made = [node.name for node in written.graph.node if node.domain == "trt_nvfp4"]
     assert sorted(made) == sorted(name for names in result.realized.values() for name in names)
     assert len(made) == 4
-    x = draw(seed, 2, 3, 32)
     (expected,), (found,) = run(model, x), run(result.path, x)
     # Roundings to four bits, of six tensors; a scale or a row in the wrong place gives errors near one.
-    assert np.linalg.norm(found - expected) <= 0.5 * np.linalg.norm(expected)
+    assert np.linalg.norm(found - expected) <= 0.6 * np.linalg.norm(expected)
 
 
 def test_what_may_choose_it(loaded: Load, seed: int) -> None:

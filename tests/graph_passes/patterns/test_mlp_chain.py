@@ -207,7 +207,7 @@ def test_merged_blocks_in_mixed_precision_with_residual_channels(loaded: Load, s
     """Gate and up of every layer are linears, and look at the heavy channels of their own input twice."""
     model, _ = stack(2, "div", True, seed)
     source = loaded(model)
-    x = np.random.default_rng(seed).standard_normal((2, 3, K)).astype(np.float32)
+    x = np.random.default_rng(seed).standard_normal((4, 16, K)).astype(np.float32)
     (expected,) = run(model, x)
     errors = []
     for recipe in ("max", f"max+residual:{K}"):
@@ -221,7 +221,7 @@ def test_merged_blocks_in_mixed_precision_with_residual_channels(loaded: Load, s
         assert wide == ({name for name in counts if "/up" in name} if "residual" in recipe else set())
         (found,) = run(result.path, x)
         errors.append(np.linalg.norm(found - expected))
-    assert errors[1] < errors[0] < 0.2 * np.linalg.norm(expected)
+    assert errors[1] < errors[0] < 0.4 * np.linalg.norm(expected)
 
 
 def test_deep_graph(loaded: Load, seed: int) -> None:
