@@ -93,7 +93,8 @@ def _failure(error: BaseException) -> bytes:
 
 def _read(reader: int, seconds: float) -> bytes | None:
     """All that comes; None where it does not end in time. Raises LimitError where too much comes."""
-    deadline, parts, size = time.monotonic() + seconds, [], 0
+    parts: list[bytes] = []
+    deadline, size = time.monotonic() + seconds, 0
     ready = select.poll()  # takes any descriptor, where select takes those below 1024 alone
     ready.register(reader, select.POLLIN)
     while ready.poll(max(deadline - time.monotonic(), 0) * 1000):
