@@ -35,7 +35,9 @@ def _lanczos(x: np.ndarray) -> np.ndarray:
 
 
 #: Pixels of an edge, more than any encoder takes.
-LARGEST = 1 << 13
+LARGEST_EDGE = 1 << 13
+#: Frames that a patch stands for, more than any encoder takes.
+LARGEST_TEMPORAL = 64
 #: Kernels by name. Where an image shrinks they widen with the step, as Pillow's do.
 KERNELS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "bilinear": _linear,
@@ -92,7 +94,7 @@ class Preprocessing:
             patches = None if found["patches"] is None else Patches(**found["patches"])
             made = cls(**{**found, "patches": patches})
             made._check()
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
             raise BuilderError(
                 MODEL_AT_FAULT, f"components.json: its preprocessing of images cannot be read ({error})"
             ) from error
@@ -100,10 +102,21 @@ class Preprocessing:
 
     def _check(self) -> None:
         """Raises ValueError or TypeError for what describes no image processor: anybody may have written it."""
-        sizes = [self.height, self.width, *([] if self.shortest is None else [self.shortest])]
-        sizes += [] if self.patches is None else [self.patches.size, self.patches.merge, self.patches.temporal]
-        if wrong := [size for size in sizes if type(size) is not int or not 1 <= size <= LARGEST]:
-            raise ValueError(f"a size is {reprlib.repr(wrong[0])}, expected 1 to {LARGEST}")
+        sizes = [(size, LARGEST_EDGE) for size in (self.height, self.width)]
+        sizes += [] if self.shortest is None else [(self.shortest, LARGEST_EDGE)]
+        if self.patches is not None:
+            sizes += [(size, LARGEST_EDGE) for size in (self.patches.size, self.patches.merge)]
+            sizes.append((self.patches.temporal, LARGEST_TEMPORAL))
+        for size, most in sizes:
+            if type(size) is not int or not 1 <= size <= most:
+                raise ValueError(f"a size is {reprlib.repr(size)}, expected 1 to {most}")
+        if self.patches is not None:
+            square = self.patches.size * self.patches.merge
+            if self.height % square or self.width % square:
+                raise ValueError(
+                    f"images of {self.height}x{self.width} are not filled by squares of {square}x{square}, "
+                    f"{self.patches.merge} patches of {self.patches.size} pixels each way"
+                )
         if self.resample not in KERNELS:
             raise ValueError(f"resample is {reprlib.repr(self.resample)}, expected {', '.join(KERNELS)}")
         if (len(self.mean), len(self.std)) != (3, 3):

@@ -202,9 +202,24 @@ def test_files_and_what_is_no_image(tmp_path: Path, rng: np.random.Generator) ->
         assert failure.value.exit_code == USAGE
 
 
-@pytest.mark.parametrize("change", [{"resample": "nearest"}, {"mean": [0.5]}, {"height": 0}, {"odd": 1}])
-def test_a_description_that_is_none(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"resample": "nearest"}, "resample is 'nearest'"),
+        ({"mean": [0.5]}, "for each of three channels"),
+        ({"height": 0}, "a size is 0, expected 1 to 8192"),
+        ({"odd": 1}, "odd"),
+        ({"scale": 10**400}, "too large"),
+        ({"mean": [0.5, 0.5, 10**400]}, "too large"),
+        ({"patches": {"size": 3, "merge": 1, "temporal": 2}}, "images of 8x8 are not filled by squares of 3x3"),
+        ({"patches": {"size": 4, "merge": 4, "temporal": 2}}, "images of 8x8 are not filled by squares of 16x16"),
+        ({"width": 12, "patches": {"size": 4, "merge": 2, "temporal": 2}}, "images of 8x12 are not filled"),
+        ({"patches": {"size": 4, "merge": 2, "temporal": 65}}, "a size is 65, expected 1 to 64"),
+        ({"patches": [4, 2, 2]}, "mapping"),
+    ],
+)
+def test_a_description_that_is_none(change: dict[str, Any], message: str) -> None:
     good = Preprocessing(8, 8, "bicubic", 1 / 255, [0.5] * 3, [0.5] * 3).json()
-    with pytest.raises(BuilderError, match="preprocessing of images cannot be read") as failure:
+    with pytest.raises(BuilderError, match=f"preprocessing of images cannot be read .*{message}") as failure:
         Preprocessing.of(good | change)
     assert failure.value.exit_code == MODEL_AT_FAULT
