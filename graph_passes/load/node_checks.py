@@ -68,8 +68,7 @@ def _check(nodes: Iterable[onnx.NodeProto], versions: Mapping[str, int], in_func
             schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=version, domain=domain)
             _check_arity(node, schema)
             _check_attributes(node, schema)
-            if not domain:
-                _check_counts(node)
+            check_counts(node)
         for body in bodies(node):
             _check(body.node, versions, in_function)
 
@@ -147,9 +146,14 @@ def _check_attributes(node: onnx.NodeProto, schema: OpSchema) -> None:
             raise ValueError(f"{_named(node)}: attribute '{name}' is {kind}, expected {wanted}")
 
 
-def _check_counts(node: onnx.NodeProto) -> None:
-    """What ONNX's shape inference takes on trust, and ends the process over (measured with onnx 1.23)."""
-    counts = {attribute.name: attribute.i for attribute in node.attribute if attribute.type == _Attribute.INT}
+def check_counts(node: onnx.NodeProto) -> None:
+    """What ONNX's shape inference takes on trust, and ends the process over (measured with onnx 1.23). Raises
+    ValueError."""
+    if node.domain not in ("", "ai.onnx"):
+        return
+    # What a function's caller gives has no value before the function is inlined.
+    own = [attribute for attribute in node.attribute if not attribute.ref_attr_name]
+    counts = {attribute.name: attribute.i for attribute in own if attribute.type == _Attribute.INT}
     parts = counts.get("num_outputs")
     if node.op_type == "Split" and parts is not None and parts != len(node.output):
         raise ValueError(f"{_named(node)}: num_outputs is {parts}, and it has {len(node.output)} outputs")

@@ -14,6 +14,7 @@ from trt_nvfp4.calibration.samples.samples import dimension
 from trt_nvfp4.common.local_functions import add_op_functions, inlined
 from trt_nvfp4.common.nested_graphs import bodies, nested
 from trt_nvfp4.graph_passes.load.by_hand import drop_functions
+from trt_nvfp4.graph_passes.load.node_checks import check_counts
 from trt_nvfp4.graph_passes.load.skip_norms import split_skip_norms
 
 # The first opset with FP8 types, which the rewritten model may hold.
@@ -43,6 +44,8 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     with _weights_aside(proto) as weights:
         if proto.functions:
             proto = inlined(proto)
+            for node in all_nodes(proto.graph.node):
+                check_counts(node)
         gelus = any(map(is_gelu_of_onnxruntime, all_nodes(proto.graph.node)))
         oldest = _GELU_OPSET if gelus else OLDEST_OPSET
         if _opset(proto) < oldest:

@@ -94,6 +94,30 @@ def test_functions_of_another_opset(
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def halves(path: Path, parts: int, seed: int) -> Path:
+    """The two halves of what an MLP makes change places, by a function whose caller says how many parts there are."""
+    split = helper.make_node("Split", ["v"], ["left", "right"], name="split", axis=-1)
+    split.attribute.add(name="num_outputs", type=onnx.AttributeProto.INT, ref_attr_name="parts")
+    nodes = [split, helper.make_node("Concat", ["right", "left"], ["w"], axis=-1)]
+    function = helper.make_function("local", "Turn", ["v"], ["w"], nodes, [helper.make_opsetid("", 18)], ["parts"])
+    graph = mlp([helper.make_node("Turn", ["mlp"], ["y"], domain="local", parts=parts)])
+    return saved(graph, path, weights(np.random.default_rng(seed)), opset=18, functions=[function])
+
+
+def test_attributes_of_a_functions_caller(tmp_path: Path, seed: int) -> None:
+    check_same(halves(tmp_path / "model.onnx", 2, seed), np.random.default_rng(seed))
+    with pytest.raises(ModelError, match=r"\(Split\): num_outputs is 3, and it has 2 outputs"):
+        load(halves(tmp_path / "three.onnx", 3, seed))
+    gather = helper.make_node("GatherND", ["v", "i"], ["w"], name="gather")
+    gather.attribute.add(name="batch_dims", type=onnx.AttributeProto.INT, ref_attr_name="b")
+    function = helper.make_function("local", "Some", ["v", "i"], ["w"], [gather], [helper.make_opsetid("", 17)], ["b"])
+    graph = mlp([helper.make_node("Some", ["mlp", "i"], ["y"], domain="local", b=-2)])
+    arrays = weights(np.random.default_rng(seed)) | {"i": np.zeros((1, 1), np.int64)}
+    path = saved(graph, tmp_path / "negative.onnx", arrays, functions=[function])
+    with pytest.raises(ModelError, match=r"\(GatherND\): batch_dims is -2"):
+        load(path)
+
+
 def test_functions_that_cannot_be_converted(tmp_path: Path, seed: int) -> None:
     """Softmax of opset 11 works on all axes from its own on."""
     node = helper.make_node("Softmax", ["v"], ["w"], axis=1)
