@@ -69,6 +69,11 @@ class Decoder {
             }
         }
         require(!caches_.empty(), path + ": this engine has no cache; build one with build-engine DIR --task generate");
+        for (auto const& name : caches_) {
+            require(
+                engine_->getTensorShape(name.c_str()).nbDims == 4,
+                path + ": " + name + " holds several layers (--kinds all,decoder), which this program does not know");
+        }
         capacity_ = engine_->getTensorShape(caches_.front().c_str()).d[2];
         auto const logits = engine_->getTensorShape("logits");
         require(logits.nbDims == 3, path + ": this engine has no logits [batch, tokens, vocabulary]");
@@ -208,11 +213,11 @@ class Decoder {
 
 int run(int argc, char** argv) {
     require(argc >= 3, "usage: generate ENGINE MAX_NEW_TOKENS [STOP_TOKEN...] < token ids of the prompt");
-    long const most = std::strtol(argv[2], nullptr, 10);
+    auto const most = whole_number("MAX_NEW_TOKENS", argv[2]);
     require(most > 0, "MAX_NEW_TOKENS: expected 1 or more");
     std::vector<std::int64_t> stop;
     for (int i = 3; i < argc; ++i) {
-        stop.push_back(std::strtoll(argv[i], nullptr, 10));
+        stop.push_back(whole_number("STOP_TOKEN", argv[i]));
     }
     std::vector<std::int64_t> const prompt(std::istream_iterator<std::int64_t>(std::cin), {});
     require(std::cin.eof() && !prompt.empty(), "the prompt must be token ids separated by white space");
@@ -227,7 +232,7 @@ int run(int argc, char** argv) {
                 "token " + std::to_string(token) + " is not in the vocabulary");
     }
     std::int64_t token = decoder.append(prompt);
-    for (long count = 1;; ++count) {
+    for (std::int64_t count = 1;; ++count) {
         std::cout << token << std::endl;
         if (count == most || std::find(stop.begin(), stop.end(), token) != stop.end()) {
             return 0;

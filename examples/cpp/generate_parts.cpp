@@ -17,6 +17,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +35,14 @@ std::size_t volume(nvinfer1::Dims const& dims) {
     std::size_t found = 1;
     for (int i = 0; i < dims.nbDims; ++i) {
         found *= static_cast<std::size_t>(dims.d[i]);
+    }
+    return found;
+}
+
+std::string text_of(nvinfer1::Dims const& dims) {
+    std::string found;
+    for (int i = 0; i < dims.nbDims; ++i) {
+        found += (i == 0 ? "" : "x") + std::to_string(dims.d[i]);
     }
     return found;
 }
@@ -165,13 +174,35 @@ class Chain {
                 smallest = size;
             }
         }
-        require(chosen >= 0, part + ": these inputs have a shape that fits no profile of its engine");
+        require(chosen >= 0, part + ": no profile of its engine takes " + too_large(engine, inputs) +
+                                 "; give fewer tokens or images, or build the model with larger --max-shapes");
         auto& context = contexts_.at(part)[chosen];
         if (context == nullptr) {
             context = engines_.context(part);
             require(context->setOptimizationProfileAsync(chosen, stream_.get()), part + ": no such profile");
         }
         return *context;
+    }
+
+    // The inputs that are larger than an engine's largest profile takes.
+    static std::string too_large(nvinfer1::ICudaEngine const& engine, std::map<std::string, Place> const& inputs) {
+        std::string found;
+        for (auto const& [name, place] : inputs) {
+            auto largest = engine.getProfileShape(name.c_str(), 0, nvinfer1::OptProfileSelector::kMAX);
+            for (int profile = 1; profile < engine.getNbOptimizationProfiles(); ++profile) {
+                auto const most = engine.getProfileShape(name.c_str(), profile, nvinfer1::OptProfileSelector::kMAX);
+                largest = volume(most) > volume(largest) ? most : largest;
+            }
+            bool larger = false;
+            for (int i = 0; i < std::min(largest.nbDims, place.dims.nbDims); ++i) {
+                larger = larger || place.dims.d[i] > largest.d[i];
+            }
+            if (larger) {
+                found += (found.empty() ? "" : ", ") + name + " of " + text_of(place.dims) + " (at most " +
+                         text_of(largest) + ")";
+            }
+        }
+        return found.empty() ? "inputs of these shapes" : found;
     }
 
     Json manifest_;
@@ -201,12 +232,12 @@ nvinfer1::Dims shape_in_file(std::string const& name, nvinfer1::Dims dims, std::
             known *= static_cast<std::size_t>(dims.d[i]);
         }
     }
+    bool const fits = bytes > 0 && known > 0 && (open < 0 ? bytes == known : bytes % known == 0);
+    require(fits, name + ": its file holds " + std::to_string(bytes) + " bytes, and the model takes " +
+                      (open < 0 ? "" : "a multiple of ") + std::to_string(known));
     if (open >= 0) {
         dims.d[open] = static_cast<std::int64_t>(bytes / known);
-        known *= static_cast<std::size_t>(dims.d[open]);
     }
-    require(known == bytes && bytes > 0, name + ": its file holds " + std::to_string(bytes) +
-                                             " bytes, and the model takes " + std::to_string(known));
     return dims;
 }
 
@@ -216,6 +247,8 @@ class Speaker {
         for (auto const& name : chain_.names("decoder", "inputs")) {
             auto const dims = chain_.engine("decoder").getTensorShape(name.c_str());
             if (name.rfind("past_key_values.", 0) == 0) {
+                require(dims.nbDims == 4 && dims.d[2] > 0,
+                        folder.string() + ": " + name + " of its decoder is no cache [batch, heads, capacity, values]");
                 in_place_["present." + name.substr(name.find('.') + 1)] = name;
                 capacity_ = dims.d[2];
                 auto one = dims;
@@ -227,7 +260,9 @@ class Speaker {
         }
         require(!in_place_.empty(), folder.string() + ": its decoder has no caches");
         auto const logits = chain_.engine("decoder").getTensorShape("logits");
-        vocabulary_ = logits.d[logits.nbDims - 1];
+        require(logits.nbDims == 3 && logits.d[2] > 0,
+                folder.string() + ": its decoder has no logits [batch, tokens, vocabulary]");
+        vocabulary_ = logits.d[2];
     }
 
     std::int64_t capacity() const { return capacity_; }
@@ -236,6 +271,8 @@ class Speaker {
     Ids read(std::map<std::string, fs::path> const& files, Ids prompt) {
         auto const& settings = chain_.settings();
         bool const images = settings.contains("image"), text = !images && settings.at("source") == "text";
+        require_known(prompt);
+        require_inputs(files, text);
         if (text) {
             require(!prompt.empty(), "the text must be token ids separated by white space");
             give_ids("input_ids", prompt);
@@ -254,7 +291,11 @@ class Speaker {
         if (images) {
             return with_features(prompt);
         }
-        return text || prompt.empty() ? settings.at("start_tokens").get<Ids>() : prompt;
+        if (text || prompt.empty()) {
+            prompt = settings.at("start_tokens").get<Ids>();
+            require_known(prompt);
+        }
+        return prompt;
     }
 
     // Appends tokens to the caches; returns the likeliest next one.
@@ -294,6 +335,31 @@ class Speaker {
     }
 
  private:
+    // An image's token may lie behind the vocabulary: features take its place.
+    void require_known(Ids const& ids) const {
+        auto const& settings = chain_.settings();
+        auto const image = settings.contains("image") ? settings.at("image").at("token_id").get<std::int64_t>() : 0;
+        for (auto const id : ids) {
+            require(id >= 0 && (id < vocabulary_ || id == image),
+                    "token " + std::to_string(id) + " is not in the vocabulary");
+        }
+    }
+
+    // Files are given for inputs of the encoder alone, and for none where it reads `text`.
+    void require_inputs(std::map<std::string, fs::path> const& files, bool text) const {
+        std::set<std::string> taken;
+        for (auto const& part : chain_.encoders()) {
+            for (auto const& name : chain_.names(part, "inputs")) {
+                if (!text && chain_.comes_from_outside(part, name)) {
+                    taken.insert(name);
+                }
+            }
+        }
+        for (auto const& entry : files) {
+            require(taken.count(entry.first) != 0, entry.first + ": not an input of this model that a file gives");
+        }
+    }
+
     void give_file(std::string const& part, std::string const& name, std::map<std::string, fs::path> const& files,
                    bool batched) {
         auto const file = files.find(name);
@@ -392,7 +458,7 @@ class Speaker {
 
 int run(int argc, char** argv) {
     require(argc >= 3, "usage: generate_parts FOLDER MAX_NEW_TOKENS [STOP_TOKEN...] [INPUT=FILE...] < token ids");
-    long const most = std::strtol(argv[2], nullptr, 10);
+    auto const most = whole_number("MAX_NEW_TOKENS", argv[2]);
     require(most > 0, "MAX_NEW_TOKENS: expected 1 or more");
     Ids stop;
     std::map<std::string, fs::path> files;
@@ -400,7 +466,7 @@ int run(int argc, char** argv) {
         std::string const argument = argv[i];
         auto const at = argument.find('=');
         if (at == std::string::npos) {
-            stop.push_back(std::strtoll(argv[i], nullptr, 10));
+            stop.push_back(whole_number("STOP_TOKEN", argv[i]));
         } else {
             files[argument.substr(0, at)] = argument.substr(at + 1);
         }
@@ -415,7 +481,7 @@ int run(int argc, char** argv) {
                                                             " tokens, and the caches hold " +
                                                             std::to_string(speaker.capacity()));
     std::int64_t token = speaker.append(prompt);
-    for (long count = 1;; ++count) {
+    for (std::int64_t count = 1;; ++count) {
         std::cout << token << std::endl;
         if (count == most || std::find(stop.begin(), stop.end(), token) != stop.end()) {
             return 0;

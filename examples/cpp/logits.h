@@ -26,7 +26,7 @@ inline std::size_t bytes_of(nvinfer1::DataType type) {
         case nvinfer1::DataType::kBOOL:
             return 1;
         default:
-            throw std::runtime_error("the engine has an input or output of a type that decoders do not have");
+            throw std::runtime_error("the engine has an input or output of a type that this program does not know");
     }
 }
 

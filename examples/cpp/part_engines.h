@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -19,16 +18,6 @@
 namespace run_engines {
 
 using Json = nlohmann::json;
-
-// Bytes of one value of a manifest's type.
-inline std::size_t item_bytes(std::string const& type) {
-    static std::map<std::string, std::size_t> const sizes{
-        {"int64", 8}, {"float32", 4}, {"int32", 4}, {"float16", 2}, {"bfloat16", 2}, {"int8", 1}, {"bool", 1},
-    };
-    auto const found = sizes.find(type);
-    require(found != sizes.end(), type + ": a type that this program does not know");
-    return found->second;
-}
 
 // The manifest in `folder`, whose task must be `task`; `otherwise` says what is for the others.
 inline Json manifest_of(fs::path const& folder, std::string const& task, std::string const& otherwise) {

@@ -27,6 +27,16 @@ namespace {
 
 using namespace run_engines;
 
+// Bytes of one value of a manifest's type.
+std::size_t item_bytes(std::string const& type) {
+    static std::map<std::string, std::size_t> const sizes{
+        {"int64", 8}, {"float32", 4}, {"int32", 4}, {"float16", 2}, {"bfloat16", 2}, {"int8", 1}, {"bool", 1},
+    };
+    auto const found = sizes.find(type);
+    require(found != sizes.end(), type + ": a type that this program does not know");
+    return found->second;
+}
+
 std::size_t bytes_of(std::string const& name, Json const& port) {
     auto bytes = item_bytes(port.at("dtype"));
     for (auto const& dim : port.at("shape")) {

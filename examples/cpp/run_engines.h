@@ -5,7 +5,9 @@
 #include <NvInfer.h>
 #include <cuda_runtime_api.h>
 
+#include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -31,6 +33,15 @@ inline void require(bool holds, std::string const& message) {
     if (!holds) {
         throw std::runtime_error(message);
     }
+}
+
+// A whole number of the command line; `what` names it in messages.
+inline std::int64_t whole_number(std::string const& what, char const* text) {
+    char* end = nullptr;
+    errno = 0;
+    std::int64_t const value = std::strtoll(text, &end, 10);
+    require(end != text && *end == '\0' && errno == 0, what + ": expected a whole number, found '" + text + "'");
+    return value;
 }
 
 inline std::vector<char> contents(fs::path const& path) {

@@ -66,6 +66,9 @@ def test_generate_says_what_is_wrong(program: Callable[[str], Path], tmp_path: P
     generate = program("generate")
     assert "usage: generate ENGINE MAX_NEW_TOKENS" in _error(generate)
     assert "MAX_NEW_TOKENS: expected 1 or more" in _error(generate, tmp_path, "0")
+    assert "MAX_NEW_TOKENS: expected a whole number, found '12x'" in _error(generate, tmp_path, "12x")
+    for stop in ("", "two", "9" * 20):
+        assert f"STOP_TOKEN: expected a whole number, found '{stop}'" in _error(generate, tmp_path, "4", stop)
     for prompt in ("", "1 x", "one"):
         assert "the prompt must be token ids" in _error(generate, tmp_path, "4", given=prompt)
     assert "none.engine: cannot be read" in _error(generate, tmp_path / "none.engine", "4", given="1 2")
@@ -102,6 +105,7 @@ def test_parts_say_what_is_wrong(
         assert words in _error(parts, tmp_path, *behind)
     if name == "generate_parts":
         assert "MAX_NEW_TOKENS: expected 1 or more" in _error(parts, tmp_path, "0")
+        assert "STOP_TOKEN: expected a whole number, found '2x'" in _error(parts, tmp_path, "4", "2x")
         assert "the prompt must be token ids" in _error(parts, tmp_path, "4", given="one")
 
 
