@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trt_nvfp4.builder.components.settings import problems
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.common.json_text import read_json
 
@@ -126,8 +127,7 @@ class Manifest:
                 yield f"a part is called {name!r}; expected letters, digits and _"
         for flow in self.flows:
             yield from self._flow_problems(flow, names)
-        if (embeds := self.settings.get("embeds")) is not None:
-            yield from _embeds_problems(embeds)
+        yield from problems(self.settings)
         for part in self.parts:
             yield from _loop_problems(part)
         ports: dict[str, tuple[str, Port]] = {}
@@ -205,18 +205,6 @@ def _port(found: Mapping[str, Any]) -> Port:
 def _loop(found: Mapping[str, Any]) -> Loop:
     values = {str(name): [float(number) for number in numbers] for name, numbers in found["values"].items()}
     return Loop(int(found["times"]), {str(a): str(b) for a, b in found["carry"].items()}, values)
-
-
-def _embeds_problems(embeds: Any) -> Iterator[str]:
-    """Of what a pair of encoders needs to know of its texts."""
-    if not isinstance(embeds, dict) or not {"longest", "padding"} <= embeds.keys():
-        yield "its embeds lack longest or padding"
-        return
-    longest, padding = embeds["longest"], embeds["padding"]
-    if type(longest) is not int or longest < 1:
-        yield f"its embeds' longest is {longest!r}, expected 1 or more"
-    if padding is not None and (type(padding) is not int or padding < 0):
-        yield f"its embeds' padding is {padding!r}, expected a token's number or null"
 
 
 def _loop_problems(part: Part) -> Iterator[str]:

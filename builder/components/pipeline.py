@@ -15,9 +15,9 @@ from trt_nvfp4.builder.components.decoding import PartsRunner
 from trt_nvfp4.builder.components.devices.device import Device, decoder_of_parts, numpy_type
 from trt_nvfp4.builder.components.devices.open import open_device
 from trt_nvfp4.builder.components.images import Image, Preprocessing
-from trt_nvfp4.builder.components.manifest import Manifest
+from trt_nvfp4.builder.components.manifest import FILE, Manifest
 from trt_nvfp4.builder.components.prompts import padded, with_features
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import IDS
 from trt_nvfp4.builder.generate.generator import Generation, Prompt, Result, Timings
 from trt_nvfp4.builder.generate.loop import Finish, generate_ids
@@ -228,7 +228,7 @@ class Pipeline:
             raise BuilderError(
                 USAGE,
                 f"{self.folder}: the manifest does not describe the model's image processor "
-                f"({settings['no_preprocessing']}); give the pixel values that it makes, one float array",
+                f"({settings.get('no_preprocessing')}); give the pixel values that it makes, one float array",
             )
         preprocessing = Preprocessing.of(settings["preprocessing"])
         return np.stack([preprocessing(image) for image in images])
@@ -242,7 +242,11 @@ class Pipeline:
         start_tokens: Sequence[int] | None,
     ) -> list[list[int]]:
         """Run the encoder; what the decoder begins with."""
-        source = self.manifest.settings["source"]
+        source = self.manifest.settings.get("source")
+        if source is None:
+            raise BuilderError(
+                MODEL_AT_FAULT, f"{self.folder / FILE}: does not say what the encoder reads (source); build it again"
+            )
         given = {"text": texts or None, "sound": sound, "images": pixels}
         if [kind for kind, value in given.items() if value is not None] != [source]:
             what = "prompts" if source == "text" else source

@@ -21,6 +21,7 @@ from trt_nvfp4.builder.generate.open import open_runner
 X, Y = Port("float32", ("n", 4)), Port("float32", ("n", 8))
 FIRST = Part("first", {"x": X}, {"y": Y})
 SECOND = Part("second", {"y": Y, "time": Port("float32", (1,))}, {"z": Y})
+IMAGE = {"token_id": 9, "tokens": 4, "grid": None, "alone": False, "prompt": None}
 GOOD = Manifest("run", [FIRST, SECOND], [Flow("first.y", "second.y")])
 
 
@@ -34,6 +35,19 @@ def test_a_manifest_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert found.part("second").loop == looped.loop
     assert found.given().keys() == {"x"}  # the loop gives the time
     assert found.results().keys() == {"second.z"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"image": IMAGE, "groups": "prompt", "merge": 1},
+        {"image": IMAGE | {"grid": [1, 4, 4], "prompt": ["<bos>", ":"]}, "groups": None, "merge": 2},
+        {"source": "text", "start_tokens": [0]},
+        {"embeds": {"longest": 7, "padding": None}},
+    ],
+)
+def test_settings_that_the_tasks_have(settings: dict[str, Any]) -> None:
+    assert replace(GOOD, settings=settings).check().settings == settings
 
 
 def test_what_flows_is_drawn() -> None:
@@ -83,6 +97,21 @@ def test_what_flows_is_drawn() -> None:
             {"settings": {"embeds": {"longest": 7, "padding": -1}}},
             "its embeds' padding is -1, expected a token's",
         ),
+        ({"settings": {"embeds": None}}, "its embeds lack longest"),
+        ({"settings": {"image": {"token_id": 1, "tokens": 2, "prompt": None}}}, "its image lacks grid, alone"),
+        ({"settings": {"image": [1]}}, "its image lacks token_id"),
+        ({"settings": {"image": IMAGE | {"token_id": 1.0}}}, "its image's token_id is 1.0, expected a token's"),
+        ({"settings": {"image": IMAGE | {"tokens": 0}}}, "its image's tokens are 0, expected 1 or more"),
+        ({"settings": {"image": IMAGE | {"alone": 1}}}, "its image's alone is 1, expected true or false"),
+        ({"settings": {"image": IMAGE | {"grid": [1, 4]}}}, r"its image's grid is \[1, 4\], expected three numbers"),
+        ({"settings": {"image": IMAGE | {"prompt": ["a", 1]}}}, "its image's prompt is .* expected the texts"),
+        ({"settings": {"image": IMAGE, "merge": 2}}, "its groups are 'none given', expected 'prompt'"),
+        ({"settings": {"image": IMAGE, "merge": 2, "groups": ["prompt"]}}, r"its groups are \['prompt'\]"),
+        ({"settings": {"image": IMAGE, "groups": None}}, "its merge is None, expected 1 or more"),
+        ({"settings": {"source": "smell", "start_tokens": [0]}}, "its source is 'smell', expected text, sound, images"),
+        ({"settings": {"source": ["text"], "start_tokens": [0]}}, r"its source is \['text'\]"),
+        ({"settings": {"source": "text"}}, "its start_tokens are None, expected tokens' numbers"),
+        ({"settings": {"source": "text", "start_tokens": [True]}}, r"its start_tokens are \[True\]"),
         ({"task": "dance"}, "the task is 'dance', expected run or generate"),
         ({"parts": [FIRST, replace(SECOND, loop=Loop(0))]}, "second runs 0 times"),
         ({"parts": [FIRST, replace(SECOND, loop=Loop(2, {"a": "y"}))]}, "output 'a' cannot go into its input 'y'"),
