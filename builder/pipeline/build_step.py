@@ -66,7 +66,11 @@ def build(
         if request.bundle is not None:
             folder.rename(request.bundle)
             if not given:
-                bundle.share_weights(model, request.bundle)
+                try:
+                    bundle.share_weights(model, request.bundle)
+                except BaseException:  # until then its files of weights have two names, from which onnx loads nothing
+                    shutil.rmtree(request.bundle, ignore_errors=True)
+                    raise
             report.bundle = str(request.bundle)
             return
         network = folder / bundle.NETWORK

@@ -12,6 +12,7 @@ from trt_nvfp4.builder.export.checkpoints.directory import held_tensors
 from trt_nvfp4.builder.export.huggingface import is_model_directory
 from trt_nvfp4.builder.export.torch_module import EXTERNAL_DATA_BYTES
 from trt_nvfp4.builder.pipeline.request import Request
+from trt_nvfp4.common.replacing import has_hard_links
 from trt_nvfp4.common.safetensors_files import SafetensorsFiles
 
 _SIXTEEN_BITS = 2
@@ -31,6 +32,8 @@ def check_disk(request: Request) -> None:
         sizes["the exported model"] = weights
     if request.stop_after in (None, "rewrite"):
         sizes["the rewritten model"] = math.ceil(weights * _NVFP4)
+        if request.stop_after is None and not request.strip and not has_hard_links(request.base.parent):
+            sizes["a copy of it"] = sizes["the rewritten model"]
     if request.stop_after is None and (request.bundle is None or request.strip):  # else it holds the rewritten weights
         sizes["the engine" if request.bundle is None else "the bundle"] = math.ceil(weights * _NVFP4)
     needed, free = sum(sizes.values()), shutil.disk_usage(request.base.parent).free

@@ -198,7 +198,12 @@ def write_folder(
     decoder = decoder_of(proto)
     _write_scripts(folder, generates=keep and decoder is not None and decoder.alone)
     if keep and decoder is not None and decoder.tokenizer is not None:
-        copy_tokenizer(model.parent / TOKENIZER, folder / TOKENIZER)
+        source = model.parent / TOKENIZER
+        if copy_tokenizer(source, folder / TOKENIZER) is None:
+            raise BuilderError(
+                MODEL_AT_FAULT,
+                f"{model}: its tokenizer must lie in {source}, which holds no file of one; put its files there",
+            )
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     # Every build adds to it, so that no checksum holds.
     if timing_cache is not None and timing_cache.exists():

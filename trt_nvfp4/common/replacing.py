@@ -25,6 +25,17 @@ def check_writable(folder: Path, destination: Path | None = None) -> None:
         raise
 
 
+def has_hard_links(folder: Path) -> bool:
+    """Whether a file in `folder` can have two names. Raises OSError where nothing can be written there."""
+    with scratch(folder) as temporary:
+        (temporary / "one").touch()
+        try:
+            os.link(temporary / "one", temporary / "two")
+        except OSError:
+            return False
+    return True
+
+
 @contextlib.contextmanager
 def made_folder(folder: Path) -> Iterator[None]:
     """Make `folder`, and those above it, for the work inside; those made that hold nothing when it ends go again.

@@ -14,7 +14,7 @@ import pytest
 
 from onnx_models import fake_gpu
 from onnx_models.tiny_decoder import TinyDecoder
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import Decoder
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.builder.tensorrt import bundle
@@ -60,6 +60,15 @@ def folder(tiny: TinyDecoder, tmp_path: Path) -> Path:
     folder.mkdir()
     bundle.write_folder(folder, find_target("rtx-blackwell"), model, [], [], None, keep=True)
     return folder
+
+
+def test_a_tokenizer_that_is_not_there(tiny: TinyDecoder, tmp_path: Path) -> None:
+    """generate.py would miss it on the device."""
+    model = tiny.save(tmp_path / "tiny.onnx")
+    (tmp_path / "bundle").mkdir()
+    with pytest.raises(BuilderError, match=f"{tmp_path / 'tokenizer'}, which holds no file of one") as raised:
+        bundle.write_folder(tmp_path / "bundle", find_target("rtx-blackwell"), model, [], [], None, keep=True)
+    assert raised.value.exit_code == MODEL_AT_FAULT
 
 
 def run_on_device(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,3 +80,19 @@ def test_needed(
     with pytest.raises(BuilderError, match=what) as raised:
         check_disk(request)
     assert raised.value.exit_code == BUILD_FAILED
+
+
+@pytest.mark.parametrize("asked", [{}, {"bundle": Path("bundle")}])
+def test_file_systems_without_hard_links(
+    asked: dict[str, Any], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder that the engine is built from then holds the rewritten weights once more."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
+    request = Request(model=directory, target=find_target("ada"), output=directory.parent / "o.engine", **asked)
+    with pytest.raises(BuilderError, match=r"the rewritten model and a copy of it,? and"):
+        check_disk(request)

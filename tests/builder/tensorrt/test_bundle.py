@@ -122,6 +122,27 @@ def test_weights_lie_in_the_bundle_alone(strip: bool, tmp_path: Path, gated_mlps
     np.testing.assert_array_equal(computed(model), expected)
 
 
+def test_a_bundle_whose_weights_are_not_yet_its_own_alone_is_removed(
+    tmp_path: Path, gated_mlps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the rewritten model's weights have a name in the bundle too."""
+    library, made = tmp_path / "library.so", tmp_path / "made" / "bundle"
+    library.write_bytes(b"?")
+    shared: list[Path] = []
+
+    def interrupted(model: Path, folder: Path) -> None:
+        shared.extend(file for file in folder.rglob("*") if file.is_file() and file.stat().st_nlink > 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build_step, "build_library", lambda *_, **__: library)
+    monkeypatch.setattr(bundle, "share_weights", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_bundle(gated_mlps, made)
+    assert shared
+    assert not made.exists()
+    onnx.load(made.with_name("bundle.rewritten.onnx"))
+
+
 def test_a_rewritten_model_that_is_given_stays(tmp_path: Path, gated_mlps: Path) -> None:
     model = rewritten_beside(gated_mlps, tmp_path / "o.engine")
     given = {file: file.read_bytes() for file in tmp_path.glob("o.rewritten.onnx*")}
