@@ -65,20 +65,18 @@ def gptq(parts: Parts) -> QuantizedWeight | None:
             f"up to 8, checkpoint_format gptq or gptq_v2; found {parts.settings.method}, {bits}, {layout}"
         )
     n, k = scales[1], words[0] * _WORD // bits
-    group = group_size(parts, k, scales[0])
-    if words[0] * _WORD % bits or parts.shape("qzeros") != (scales[0], -(-n * bits // _WORD)) or group is None:
+    if words[0] * _WORD % bits or parts.shape("qzeros") != (scales[0], -(-n * bits // _WORD)):
         raise parts.error(
             f"{parts.weight} does not hold {bits} bits a value: found qweight {list(words)}, scales {list(scales)}, "
             f"qzeros {list(parts.shape('qzeros'))}"
         )
+    group = None if "g_idx" in parts.keys else _group(parts, k, scales[0])
 
     def dequantize() -> Tensor:
         zeros = _unpack(parts.read("qzeros"), bits, n)
         if layout == "gptq":
             zeros = (zeros + 1) & ((1 << bits) - 1)
-        groups = torch.arange(k) // group
-        if "g_idx" in parts.keys:
-            groups = _groups(parts, "g_idx", k, scales[0])
+        groups = _groups(parts, "g_idx", k, scales[0]) if group is None else torch.arange(k) // group
         values = _unpack(parts.read("qweight").T, bits, k)
         return (values - zeros.T.index_select(1, groups)).float() * parts.scale("scales").T.index_select(1, groups)
 
@@ -93,17 +91,18 @@ def awq(parts: Parts) -> QuantizedWeight | None:
     if len(words) != 2 or len(scales) != 2 or words[1] * 8 != scales[1]:
         return None
     (k, _), (count, n) = words, scales
-    group, layout = group_size(parts, k, count), parts.settings.layout
+    layout = parts.settings.layout
     if layout not in _AWQ_LAYOUTS:
         raise parts.error(
             f"{parts.weight} is packed as by AWQ's version {layout}, and {', '.join(filter(None, _AWQ_LAYOUTS))} are "
             "read"
         )
-    if parts.settings.bits not in (None, 4) or parts.shape("qzeros") != (count, n // 8) or group is None:
+    if parts.settings.bits not in (None, 4) or parts.shape("qzeros") != (count, n // 8):
         raise parts.error(
             f"{parts.weight} must hold AWQ's 4-bit values [K, N/8], scales [G, N] and zero points [G, N/8], found "
             f"{list(words)}, {list(scales)}, {list(parts.shape('qzeros'))} and {parts.settings.bits} bits"
         )
+    group = _group(parts, k, count)
 
     def dequantize() -> Tensor:
         values, zeros = (_awq_order(_unpack(parts.read(role), 4, n)) for role in ("qweight", "qzeros"))
@@ -164,6 +163,17 @@ def _bits_by_groups(parts: Parts) -> int | None:
         return None
     bits, rest = divmod(parts.shape("qweight")[0] * _WORD, columns)
     return bits if not rest and bits in (2, 3, 4, 8) else None
+
+
+def _group(parts: Parts, k: int, count: int) -> int:
+    """How many of `k` columns each of so many groups has. Raises CalibrationError where that is not one size."""
+    if (group := group_size(parts, k, count)) is None:
+        stated = ", ".join(map(str, sorted(parts.settings.groups))) or "none"
+        raise parts.error(
+            f"{parts.weight}: {count} groups of {k} columns fit none, or more than one, of the group sizes that "
+            f"config.json states ({stated})"
+        )
+    return group
 
 
 def _groups(parts: Parts, role: str, columns: int, count: int) -> Tensor:

@@ -22,7 +22,7 @@ def spread(parts: Parts, role: str, scale: Tensor, shape: Sequence[int]) -> Tens
     """
     if scale.numel() == 1:
         return scale.reshape(())
-    scale = _with_all_axes(parts, role, scale, shape)
+    scale, settings = _with_all_axes(parts, role, scale, shape), parts.settings
     block = _block(parts, role, scale, shape)
     for axis, (count, size) in enumerate(zip(scale.shape, shape, strict=True)):
         if count in (1, size):
@@ -32,7 +32,7 @@ def spread(parts: Parts, role: str, scale: Tensor, shape: Sequence[int]) -> Tens
         elif axis == len(shape) - 1:
             of_block = group_size(parts, size, count)
         else:
-            of_block = _even(size, count)
+            of_block = None if settings.blocks or settings.groups else _even(size, count)
         if of_block is None:
             raise _misfit(parts, role, scale.shape, shape)
         scale = scale.repeat_interleave(of_block, axis).narrow(axis, 0, size)
@@ -41,14 +41,14 @@ def spread(parts: Parts, role: str, scale: Tensor, shape: Sequence[int]) -> Tens
 
 def group_size(parts: Parts, size: int, count: int) -> int | None:
     """How many of `size` columns share one of `count` scales: as the configuration states, the last group being smaller
-    where they do not divide; where it states nothing, as many in each. None where neither is possible, or several
-    are."""
+    where they do not divide; where it states no groups and no blocks, as many in each. None where neither is possible,
+    or several are."""
     if count == 1:
         return size
     stated = parts.settings.groups
-    fitting = [group for group in stated if _fits(size, group, count)]
     if not stated:
-        return _even(size, count)
+        return None if parts.settings.blocks else _even(size, count)
+    fitting = [group for group in stated if _fits(size, group, count)]
     return fitting[0] if len(fitting) == 1 else None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -88,8 +89,10 @@ def test_groups_of_some_modules(stated: dict[str, Any], tmp_path: Path) -> None:
         (lambda: fp8(N, 2), groups({"group_size": 32}), r"\(32\)"),
         (lambda: fp8(4, 2), {"quant_method": "fp8", "weight_block_size": [128, 128]}, r"\(128 x 128\)"),
         (lambda: fp8(3, 7), {"quant_method": "fp8"}, r"holds scales \[3, 7\]"),
+        (lambda: fp8(N, 5), {"quant_method": "fp8", "weight_block_size": [128, 128]}, r"\(128 x 128\)"),
+        (lambda: fp8(50, 5), groups({"group_size": 32}), r"\(32\)"),
     ],
-    ids=["two that fit", "none that fits", "other blocks", "odd ones"],
+    ids=["two that fit", "none that fits", "other blocks", "odd ones", "even groups", "even rows"],
 )
 def test_scales_that_fit_nothing_stated(
     tensors: Callable[[], dict[str, torch.Tensor]], stated: dict[str, Any], words: str, tmp_path: Path
@@ -97,6 +100,32 @@ def test_scales_that_fit_nothing_stated(
     with pytest.raises(Exception, match=words) as raised:
         read(tmp_path, tensors(), stated)
     assert f"{MODULE}weight_scale holds scales" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization"), [("gptq 4", {"checkpoint_format": "gptq"}), ("awq", {"version": "gemm"})]
+)
+@pytest.mark.parametrize(
+    ("stated", "words"), [({"group_size": 48}, r"\(48\)"), ({"weight_block_size": [128, 128]}, r"\(none\)")]
+)
+def test_groups_of_integers_that_fit_nothing_stated(
+    name: str, quantization: dict[str, Any], stated: dict[str, Any], words: str, tmp_path: Path, rng: Any
+) -> None:
+    tensors, _ = FORMATS[name][0](rng, 64, 128)
+    count, method = len(tensors["scales"]), name.partition(" ")[0]
+    assert count > 1
+    if method == "gptq":
+        del tensors["g_idx"]
+    expected = rf"{MODULE}weight: {count} groups of 128 columns fit none.* that config\.json states {words}"
+    with pytest.raises(BuilderError, match=expected) as raised:
+        read(tmp_path, tensors, {"quant_method": method, "bits": 4, **quantization, **stated})
+    assert raised.value.exit_code == MODEL_AT_FAULT
+
+
+def test_groups_that_g_idx_names_need_no_size(tmp_path: Path, rng: Any) -> None:
+    tensors, whole = FORMATS["gptq 4 act order"][0](rng, 64, 128)
+    stated = {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq", "group_size": 48}
+    np.testing.assert_allclose(read(tmp_path, tensors, stated), whole, rtol=1e-6)
 
 
 @pytest.mark.parametrize("version", ["gemv", "gemv_fast", "marlin", "llm-awq"])
