@@ -78,10 +78,10 @@ def subject_of(request: Request, device: Callable[[], Device]) -> Subject:
         plan = request.plan or path.with_suffix(".plan.yaml")
         for option, file in (("--model", onnx), ("--plan", plan)):
             if not file.is_file():
+                found = "is no file" if file.exists() else "is not there"
                 raise BuilderError(
                     USAGE,
-                    f"{path}: baselines are built from the original ONNX and the plan: add {option} ({file} is not "
-                    "there)",
+                    f"{path}: baselines are built from the original ONNX and the plan: add {option} ({file} {found})",
                 )
         if is_rewritten(read_if_any(onnx)):
             raise BuilderError(

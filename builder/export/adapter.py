@@ -97,8 +97,8 @@ class Adapter:
         ]
         if others:
             raise self._error(
-                f"it changes {name}, whose weight is that of {', '.join(others)}, too, and as trained only one of them "
-                f"changes; save the base with two weights (tie_word_embeddings=False), or {_MERGE_IT}"
+                f"it changes {name}, which shares its weight with {', '.join(others)}; the adapter was trained to "
+                f"change only one of them; save the base with two weights (tie_word_embeddings=False), or {_MERGE_IT}"
             )
 
     def _merge(self, model: torch.nn.Module, name: str, a: Tensor, b: Tensor, config: Mapping[str, Any]) -> None:

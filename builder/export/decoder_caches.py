@@ -19,10 +19,7 @@ class UnknownStateError(UnsupportedCacheError, AttributeError):
     """A model's code reads what caches of its own have, and `hasattr` did not ask."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(
-            f"its layers keep another state beside keys and values ('{name}'), and a cache here holds the keys and "
-            "values of every token"
-        )
+        super().__init__(f"its code reads '{name}' of its cache, which holds only the keys and values of every token")
 
 
 class OneLength:

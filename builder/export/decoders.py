@@ -53,8 +53,8 @@ def decoder_step(directory: Path, model: Any, capacity: int, options: CacheOptio
     if step.way.single and (options.max_batch or 1) > 1:
         raise BuilderError(
             USAGE,
-            f"--max-batch {options.max_batch}: {type(model).__name__} computes with one number of cached tokens for a "
-            f"whole batch, so that it takes one sequence at a time ({directory}); leave the option out",
+            f"--max-batch {options.max_batch}: {type(model).__name__} can be exported for one sequence at a time only "
+            f"({directory}); leave the option out",
         )
     keys, values = empty[::2], empty[1::2]
     text = model.config.get_text_config(decoder=True)
@@ -110,7 +110,7 @@ def _refusal(named: str, model: Any, reasons: list[Exception]) -> BuilderError:
     if said is not None:
         why = str(said)
     elif StepCache.__name__ in str(reasons[0]):
-        why = "its code takes a cache of a class of its own alone"
+        why = "its code accepts only its own cache class"
     else:
         why = f"its code does not run over keys and values of fixed capacity ({first_line(reasons[0])})"
     refusal = BuilderError(

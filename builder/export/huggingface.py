@@ -20,6 +20,7 @@ from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
 from trt_nvfp4.builder.export.adapter import Adapter
 from trt_nvfp4.builder.export.decoder_contract import DECODER, CacheOptions
 from trt_nvfp4.builder.export.loading import EXPORT_IT, load_directory
+from trt_nvfp4.builder.export.tokenizer_files import tokenizer_files
 from trt_nvfp4.builder.onnx_file import EXPORTED
 from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.common.json_text import read_json
@@ -231,7 +232,8 @@ def _check_files(directory: Path) -> None:
     check_config(directory)
     for index in sorted(directory.glob("*.index.json")):
         _check_index(directory, index)
-    for file in sorted([*directory.glob("*.safetensors"), *directory.glob("*.bin"), *directory.glob("*.json")]):
+    named = [file for pattern in ("*.safetensors", "*.bin", "*.json") for file in directory.glob(pattern)]
+    for file in sorted({*named, *tokenizer_files(directory)}):
         try:
             inside(directory, file.name)
         except ValueError as error:
@@ -239,7 +241,7 @@ def _check_files(directory: Path) -> None:
         with file.open("rb") as weights:
             if weights.read(24) == b"version https://git-lfs.":
                 raise BuilderError(
-                    MODEL_AT_FAULT, f"{file}: a Git LFS pointer in place of the weights; fetch them with git lfs pull"
+                    MODEL_AT_FAULT, f"{file}: a Git LFS pointer in place of the file; fetch them with git lfs pull"
                 )
 
 

@@ -62,7 +62,7 @@ def onnx_arithmetic() -> Iterator[None]:
 
     def squeezed(tensor: torch.Tensor, *dims: Any, **named: Any) -> torch.Tensor:
         dim = named.get("dim", dims[0] if len(dims) == 1 else None)
-        if isinstance(dim, int) and isinstance(size := tensor.shape[dim], int) and size != 1:
+        if isinstance(dim, int) and tensor.dim() and isinstance(size := tensor.shape[dim], int) and size != 1:
             return tensor
         return squeeze(tensor, *dims, **named)
 

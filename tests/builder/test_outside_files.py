@@ -54,9 +54,11 @@ def test_a_checkpoint_and_a_directory(tmp_path: Path) -> None:
     with pytest.raises(BuilderError, match=OUTSIDE):
         export.export(folder, tmp_path / "m.onnx")
     (folder / "model.safetensors.index.json").unlink()
-    (folder / "model.safetensors").symlink_to("../secret.safetensors")
-    with pytest.raises(BuilderError, match=OUTSIDE):
-        export.export(folder, tmp_path / "m.onnx")
+    for name in ("model.safetensors", "tokenizer.model", "chat_template.jinja"):
+        (folder / name).symlink_to("../secret.safetensors")
+        with pytest.raises(BuilderError, match=f"{name} lies {OUTSIDE}"):
+            export.export(folder, tmp_path / "m.onnx")
+        (folder / name).unlink()
 
 
 def test_a_bundles_manifest(tmp_path: Path) -> None:

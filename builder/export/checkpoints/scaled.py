@@ -30,7 +30,7 @@ def scaled(parts: Parts) -> QuantizedWeight | None:
         )
     if values == "qdata" and _is_swizzled(parts):
         raise parts.error(
-            f"{parts.keys[scale]} lies in an order for one kernel (is_swizzled_scales), which is not read"
+            f"{parts.keys[scale]} is swizzled for one kernel (is_swizzled_scales); this layout is not supported"
         )
     return QuantizedWeight(
         parts, _FORMATS[parts.dtype(values)], parts.shape(values), lambda: _read(parts, values, scale)

@@ -112,8 +112,10 @@ def _block(value: Any) -> tuple[int, int] | None:
 
 def _stated(found: Mapping[str, Any], name: str) -> Iterator[Any]:
     """What it states under `name` for weights: of all modules, of groups of them, or of single ones."""
-    for key, value in found.items():
-        if key == name:
-            yield value
-        elif isinstance(value, Mapping) and key not in _OF_ACTIVATIONS:
-            yield from _stated(value, name)
+    pending = [found]
+    while pending:
+        for key, value in pending.pop().items():
+            if key == name:
+                yield value
+            elif isinstance(value, Mapping) and key not in _OF_ACTIVATIONS:
+                pending.append(value)

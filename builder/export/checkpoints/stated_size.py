@@ -11,6 +11,7 @@ import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.common.json_text import read_json
 
 #: More modules than any model has: the largest mixtures, with modules for each expert, have 100,000.
 MOST_MODULES = 250_000
@@ -53,10 +54,17 @@ def check_size(directory: Path, model_class: Any, config: Any) -> None:
             return
     tensors = (*model.parameters(), *model.buffers())
     stated = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    held = sum(file.stat().st_size for file in directory.iterdir() if file.is_file())
+    held = sum(file.stat().st_size for file in _files(directory) if file.is_file())
     if stated > _ALWAYS + _LARGEST_RATIO * held:
         raise BuilderError(
             MODEL_AT_FAULT,
-            f"{directory / 'config.json'}: describes a model of {stated / 1e9:.0f} GB, and the directory holds "
+            f"{directory / 'config.json'}: describes a model of {stated / 1e9:.0f} GB, but the directory holds "
             f"{held / 1e9:.3f} GB; correct its sizes, or download the weights again",
         )
+
+
+def _files(directory: Path) -> set[Path]:
+    """What lies beside config.json, and the files that an index names, in other folders too. Raises ValueError,
+    KeyError, TypeError or AttributeError for an index that is none."""
+    indexes = [read_json(index) for index in directory.glob("*.index.json")]
+    return {*directory.iterdir(), *(directory / name for index in indexes for name in index["weight_map"].values())}

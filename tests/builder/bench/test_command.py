@@ -59,6 +59,13 @@ def test_command_errors(tmp_path: Path, name: str, message: str, code: int) -> N
     assert message in shown.stderr
 
 
+def test_a_folder_in_place_of_the_original(tmp_path: Path) -> None:
+    (tmp_path / "o.engine").write_text("?")
+    shown = CliRunner().invoke(app, [str(tmp_path / "o.engine"), "--model", str(tmp_path), "--target", "thor"])
+    assert shown.exit_code == errors.USAGE
+    assert f"add --model ({tmp_path} is no file)" in shown.stderr
+
+
 def test_data_that_is_not_there_and_a_place_that_cannot_be_written(gated_mlps: Path) -> None:
     arguments = [str(gated_mlps), "--target", "thor"]
     for data in ("nowhere", "nowhere.py:samples"):

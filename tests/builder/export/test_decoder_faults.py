@@ -49,7 +49,7 @@ def test_the_message_names_what_was_raised(monkeypatch: pytest.MonkeyPatch) -> N
     [
         # Keys of fewer heads than its code splits them into.
         ("DeepseekV3", {**LATENT, "num_key_value_heads": 2}, "does not run, without a cache either: .* config.json"),
-        ("MiniMax", {**DECODER, "num_local_experts": 4}, "takes a cache of a class of its own alone; add --task"),
+        ("MiniMax", {**DECODER, "num_local_experts": 4}, "its code accepts only its own cache class; add --task"),
     ],
 )
 def test_one_reason(name: str, options: dict[str, Any], message: str) -> None:
@@ -64,7 +64,7 @@ def test_a_state_that_caches_here_lack_is_the_reason() -> None:
     length = torch.zeros(1, dtype=torch.int64)
     for cache in (StepLayer(length, 16), StepCache(length, 16, 2, (), ())):
         assert not hasattr(cache, "indexer_keys")  # code that asks goes on
-        with pytest.raises(UnsupportedCacheError, match="keep another state beside keys and values"):
+        with pytest.raises(UnsupportedCacheError, match="its code reads 'indexer_keys' of its cache, which holds only"):
             cache.indexer_keys  # noqa: B018
 
 

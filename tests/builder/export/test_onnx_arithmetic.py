@@ -42,6 +42,7 @@ def test_what_squeezing_does_not_change_is_left_out() -> None:
     with onnx_arithmetic():
         for found, expected in zip(Squeezed()(x), (x, x, *[x[:, 0]] * 4), strict=True):
             torch.testing.assert_close(found, expected + 1)
+        assert torch.ones(()).squeeze(0).shape == torch.ones(()).squeeze(-1).shape == ()
     exported = traced(Squeezed().eval(), {"x": x}, None, 21)
     for found, expected in zip(exported(x), Squeezed()(x), strict=True):
         torch.testing.assert_close(found, expected)

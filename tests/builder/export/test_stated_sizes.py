@@ -71,7 +71,22 @@ def test_more_modules_than_any_model_has(directory: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("entry", ["vocab_size", "intermediate_size", "hidden_size"])
 def test_larger_than_what_it_holds(directory: Path, entry: str) -> None:
     change(directory / "config.json", **{entry: 1 << 30})
-    refused(directory, r"describes a model of \d+ GB, and the directory holds 0.0")
+    refused(directory, r"describes a model of \d+ GB, but the directory holds 0.0")
+
+
+def test_files_of_weights_in_another_folder(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the index names."""
+    monkeypatch.setattr(stated_size, "_ALWAYS", 0)
+    monkeypatch.setattr(stated_size, "_LARGEST_RATIO", 2)
+    config = transformers.LlamaConfig.from_pretrained(directory)
+    (weights,) = [*directory.glob("*.safetensors"), *directory.glob("*.bin")]
+    (directory / "sub").mkdir()
+    weights.rename(directory / "sub" / weights.name)
+    with pytest.raises(BuilderError, match="but the directory holds"):
+        stated_size.check_size(directory, transformers.LlamaForCausalLM, config)
+    index = directory / f"{weights.name}.index.json"
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": f"sub/{weights.name}"}}))
+    stated_size.check_size(directory, transformers.LlamaForCausalLM, config)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from checkpoint_formats.writers import FORMATS
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
 from trt_nvfp4.builder.export.checkpoints.directory import quantized_directory
+from trt_nvfp4.builder.export.checkpoints.settings import Settings
 
 MODULE = "model.layers.0.mlp.up_proj."
 N, K = 200, 160
@@ -82,6 +83,13 @@ def test_groups_of_some_modules(stated: dict[str, Any], tmp_path: Path) -> None:
     torch.testing.assert_close(read(tmp_path, tensors, stated), spread(tensors, 1, 96), rtol=0, atol=0)
 
 
+def test_groups_at_any_depth(tmp_path: Path) -> None:
+    stated: dict[str, Any] = {"group_size": 96}
+    for _ in range(10_000):
+        stated = {"config_groups": stated}
+    assert Settings.of(tmp_path, {"quantization_config": stated}).groups == {96}
+
+
 @pytest.mark.parametrize(
     ("tensors", "stated", "words"),
     [
@@ -143,7 +151,7 @@ def test_scales_of_torchao_in_an_order_for_one_kernel(tmp_path: Path) -> None:
     found = read(tmp_path, tensors, stated, {f"{MODULE}weight": json.dumps(described)})
     torch.testing.assert_close(found, tensors["_weight_qdata"].float(), rtol=0, atol=0)
     described["_data"] = {"is_swizzled_scales": True}
-    with pytest.raises(BuilderError, match="is_swizzled_scales"):
+    with pytest.raises(BuilderError, match=r"_weight_scale is swizzled for one kernel \(is_swizzled_scales\)"):
         read(tmp_path, tensors, stated, {f"{MODULE}weight": json.dumps(described)})
 
 
