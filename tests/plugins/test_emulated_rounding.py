@@ -49,6 +49,7 @@ def beside_boundaries(rng: np.random.Generator, hidden_of: Callable[[Array, Arra
             relative = np.abs(distance) / np.abs(tried * up)
         good = (relative > NEAREST) & (relative < FARTHEST) & (np.abs(up) < LIMIT) & (distance * (column % 2 - 0.5) > 0)
         (found,) = np.nonzero(good)
+        assert found.size, (column, unit)
         chosen = found[0]
         gates[column], ups[column] = tried[chosen], up[chosen]
         hidden[column] = unit * (ABOVE if distance[chosen] > 0 else BELOW)[which[chosen]]

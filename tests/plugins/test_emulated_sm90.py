@@ -194,7 +194,8 @@ def test_parts_that_come_late(
     monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=32))
     emulated_gpu.device.disorder = 0.5
     call = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, 256, 4096, 256, dtype, gated=0)
-    check(emulated, "NVFP4PersistentMLP", call.inputs, {"gated": 0, "norm": 1, "residual": 1, "activation": SILU}, 8)
+    attributes = {"gated": 0, "norm": 1, "residual": 1, "activation": SILU}
+    check(emulated, "NVFP4PersistentMLP", call.inputs, attributes, W4A16_SM90)
 
 
 @TYPES
@@ -205,7 +206,8 @@ def test_rings_go_round(
     """Of slots, panels and barriers, several times: two blocks do all tiles."""
     monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=2))
     call = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, 1312, 288, 77, dtype, gated=1)
-    check(emulated, "NVFP4PersistentMLP", call.inputs, {"gated": 1, "norm": 1, "residual": 0, "activation": SILU}, 8)
+    attributes = {"gated": 1, "norm": 1, "residual": 0, "activation": SILU}
+    check(emulated, "NVFP4PersistentMLP", call.inputs, attributes, W4A16_SM90)
 
 
 @EVERY_TOKEN

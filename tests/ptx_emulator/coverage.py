@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .program import Program
@@ -12,11 +11,11 @@ BlockFunction = Callable[..., Any]
 
 
 class Coverage:
-    """`edges`: how often a block led to which. `enabled`, `disabled`: guarded instructions (block, index) that some
+    """`edges`: which block led to which. `enabled`, `disabled`: guarded instructions (block, index) that some
     lane executed, or passed over."""
 
     def __init__(self) -> None:
-        self.edges: Counter[tuple[int, int]] = Counter()
+        self.edges: set[tuple[int, int]] = set()
         self.enabled: set[tuple[int, int]] = set()
         self.disabled: set[tuple[int, int]] = set()
 
@@ -31,14 +30,18 @@ class Coverage:
             found.disabled |= guarded
         return found
 
+    @classmethod
+    def of_all(cls, parts: Iterable[Coverage]) -> Coverage:
+        found = cls()
+        for part in parts:
+            found.edges |= part.edges
+            found.enabled |= part.enabled
+            found.disabled |= part.disabled
+        return found
+
     def blocks(self) -> set[int]:
         """Those that were executed to their end."""
         return {block for block, _ in self.edges}
-
-    def add(self, other: Coverage) -> None:
-        self.edges.update(other.edges)
-        self.enabled |= other.enabled
-        self.disabled |= other.disabled
 
     def note_guard(self, block: int, index: int, enabled: Any, lanes: Any) -> None:
         """`enabled`: lanes, among those that are there, whose guard is true."""
@@ -55,7 +58,7 @@ class Coverage:
             if type(following) is not int:
                 self.edges.update((block, target) for target, _ in following[0])
             elif following != stay:
-                self.edges[block, following] += 1
+                self.edges.add((block, following))
             return following
 
         return watched

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from .device import Device
 
 Dim3 = tuple[int, int, int]
-# Blocks that a fragment runs before the others get their turn, and turns without any effect before giving up.
 # Of registers that nothing was written to, one lane in so many is zero.
 _ZERO = 8
+# Blocks that a fragment runs before the others get their turn, and turns without any effect before giving up.
 _SLICE = 2000
 _IDLE_ROUNDS = 2000
 # Rounds after which a block that lags has its turn, though others can go on: they may poll what it is to write.

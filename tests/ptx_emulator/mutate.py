@@ -147,26 +147,27 @@ def _observe(items: list[pytest.Item], pattern: str, jobs: int) -> dict[str, _Ke
             runtestprotocol(item, nextitem=following)
     kernels = {}
     for name, found in tests.items():
-        kernels[name] = _Kernel(modules[name], Coverage(), {item: seconds for item, (seconds, _) in found.items()})
-        for _, coverage in found.values():
-            kernels[name].coverage.add(coverage)
+        covered = Coverage.of_all(coverage for _, coverage in found.values())
+        kernels[name] = _Kernel(modules[name], covered, {item: seconds for item, (seconds, _) in found.items()})
     return kernels
 
 
 def _measure(to: Connection, item: pytest.Item, pattern: str) -> None:
     """In a process of its own: sends how the test failed, its CPU time, and what of the kernels ran."""
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  until the process ends
-    covered: dict[str, Coverage] = {}
+    # Of each kernel, a coverage for every time that its module was loaded.
+    loads: dict[str, list[Coverage]] = {}
     Compiler.covers = True
 
     def note(launch: Launch, _: Counters) -> None:
         name, coverage = launch.program.name, launch.compiler.coverage
-        if coverage is not None and re.search(pattern, name):
-            covered[name] = coverage
+        if coverage is not None and re.search(pattern, name) and coverage not in loads.setdefault(name, []):
+            loads[name].append(coverage)
 
     start = time.process_time()
     with _launches(note):
         failed = [report for report in runtestprotocol(item, log=False, nextitem=None) if report.failed]
+    covered = {name: Coverage.of_all(found) for name, found in loads.items()}
     to.send((failed[0].longreprtext if failed else "", time.process_time() - start, covered))
     to.close()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What docs/ptx_emulator.md says is refused: each stops with its text, none is executed as something else."""
+"""Most of what docs/ptx_emulator.md says is refused: each stops with its text, none is executed as something else."""
 
 from __future__ import annotations
 
