@@ -132,9 +132,9 @@ class Trials:
         folder: Path,
     ) -> None:
         self._model, self._found, self._plan, self._statistics = model, found, plan, statistics
-        self._budget, self._folder, self.checkpoint = budget, folder, checkpoint
+        self._budget, self._folder = budget, folder
+        self.recipe, self.checkpoint = plan.recipe, checkpoint
         self.left_out: list[str] = []
-        self.recipe = plan.recipe
 
     def record(self, name: str, samples: Iterable[Sample]) -> list[tuple[Sample, Path]]:
         """Each sample with the file of the original's outputs. Raises BuilderError: usage where there is none, the

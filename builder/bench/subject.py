@@ -73,8 +73,8 @@ def subject_of(request: Request, device: Callable[[], Device]) -> Subject:
         raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file")
     if path.suffix in runtime.ENGINES:
         report = runtime.built_by(path)
-        files = report.get("files", {})
-        onnx = request.model or Path(files.get("exported model") or report.get("model") or path.with_suffix(".onnx"))
+        given = None if "exported model" in report.get("files", {}) else report.get("model")
+        onnx = request.model or (Path(str(given)) if given else path.with_suffix(".onnx"))
         plan = request.plan or path.with_suffix(".plan.yaml")
         for option, file in (("--model", onnx), ("--plan", plan)):
             if not file.is_file():

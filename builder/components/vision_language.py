@@ -178,7 +178,7 @@ def decoder_of_caches(model: Any, empty: list[torch.Tensor], capacity: int, opti
     keys, values = empty[::2], empty[1::2]
     return Decoder(
         capacity=capacity,
-        max_batch=options.most,
+        max_batch=options.largest_batch,
         kv_heads=[key.shape[1] for key in keys],
         head_dim=[key.shape[3] for key in keys],
         value_head_dim=[value.shape[3] for value in values],

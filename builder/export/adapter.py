@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,10 @@ class Adapter:
 
     def __str__(self) -> str:
         return f"{self.directory}:{self.factor}"
+
+    def absolute(self) -> Adapter:
+        """The same one, whatever the current folder is."""
+        return replace(self, directory=self.directory.absolute())
 
     @staticmethod
     def parse(text: str) -> Adapter:

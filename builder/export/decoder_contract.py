@@ -51,7 +51,7 @@ class CacheOptions:
     all_logits: bool = False
 
     @property
-    def most(self) -> int:
+    def largest_batch(self) -> int:
         """Sequences at once, of a model that does not limit them."""
         return LARGEST_BATCH if self.max_batch is None else self.max_batch
 

@@ -61,7 +61,7 @@ def decoder_step(directory: Path, model: Any, capacity: int, options: CacheOptio
     head = model.get_output_embeddings()
     decoder = Decoder(
         capacity=capacity,
-        max_batch=1 if step.way.single else options.most,
+        max_batch=1 if step.way.single else options.largest_batch,
         kv_heads=[key.shape[1] for key in keys],
         head_dim=[key.shape[3] for key in keys],
         value_head_dim=[value.shape[3] for value in values],

@@ -78,7 +78,7 @@ def run(request: Request, progress: Progress | None = None) -> Report:
     is left half-written.
     """
     progress = progress or Silent()
-    report = Report(model=str(request.model), target=request.target.name, versions=versions())
+    report = Report(model=str(request.model.absolute()), target=request.target.name, versions=versions())
     rewritten_already = is_rewritten(read_if_any(request.model))
     check(request, rewritten_already)
     if request.stop_after is None and request.bundle is None:
@@ -272,7 +272,7 @@ def _onnx_file(
         "cache_capacity": None if decoder is None else decoder.capacity,
         "max_batch": decoder.max_batch if decoder else 1,
         "all_logits": request.all_logits,
-        "adapter": None if request.adapter is None else str(request.adapter),
+        "adapter": None if request.adapter is None else str(request.adapter.absolute()),
     }
     if decoder is not None:
         copied = copy_tokenizer(request.model, request.base.parent / TOKENIZER)

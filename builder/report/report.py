@@ -51,6 +51,7 @@ LINEARS_TOO = f"--kinds {','.join(KINDS)}"
 class Report:
     """The contents of OUT.report.json. Bytes and seconds; paths as given."""
 
+    # Absolute: baselines are built from it, maybe in another folder.
     model: str
     target: str
     # The command that made it, and when (UTC).

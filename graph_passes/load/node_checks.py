@@ -156,7 +156,7 @@ def check_counts(node: onnx.NodeProto) -> None:
     counts = {attribute.name: attribute.i for attribute in own if attribute.type == _Attribute.INT}
     parts = counts.get("num_outputs")
     if node.op_type == "Split" and parts is not None and parts != len(node.output):
-        raise ValueError(f"{_named(node)}: num_outputs is {parts}, and it has {len(node.output)} outputs")
+        raise ValueError(f"{_named(node)}: num_outputs is {parts}, but it has {len(node.output)}")
     if node.op_type == "GatherND" and not 0 <= (batches := counts.get("batch_dims", 0)) <= _MOST_DIMENSIONS:
         raise ValueError(f"{_named(node)}: batch_dims is {batches}, expected 0 to {_MOST_DIMENSIONS}")
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 #: More layers, heads, experts, labels than any model has.
-MOST = 100_000
+LARGEST_COUNT = 100_000
 # num_hidden_layers, n_layer, depths, num_local_experts, num_attention_heads, num_codebooks, n_group, num_labels
 _COUNTS = re.compile("(layer|depth|block|stage|expert|head|codebook|group|label)s?$")
 
@@ -21,5 +21,5 @@ def check_counts(config: Any) -> None:
             pending += [(f"{path}.{name}" if path else name, inner) for name, inner in value.items()]
         elif isinstance(value, list):
             pending += [(path, inner) for inner in value]
-        elif isinstance(value, (int, float)) and value > MOST and _COUNTS.search(path):
-            raise ValueError(f"{path} is {str(value)[:40]}, and no model has more than {MOST}")
+        elif isinstance(value, (int, float)) and value > LARGEST_COUNT and _COUNTS.search(path):
+            raise ValueError(f"{path} is {str(value)[:40]}, and no model has more than {LARGEST_COUNT}")

@@ -59,6 +59,16 @@ def test_command_errors(tmp_path: Path, name: str, message: str, code: int) -> N
     assert message in shown.stderr
 
 
+def test_an_exported_original_lies_beside_the_engine(tmp_path: Path) -> None:
+    """Whatever folder was the current one when both were made."""
+    (tmp_path / "o.engine").write_text("?")
+    report = {"model": "models/m", "files": {"exported model": "engines/o.onnx"}}
+    (tmp_path / "o.report.json").write_text(json.dumps(report))
+    shown = CliRunner().invoke(app, [str(tmp_path / "o.engine"), "--target", "thor"])
+    assert shown.exit_code == errors.USAGE
+    assert f"add --model ({tmp_path / 'o.onnx'} is not there)" in shown.stderr
+
+
 def test_a_folder_in_place_of_the_original(tmp_path: Path) -> None:
     (tmp_path / "o.engine").write_text("?")
     shown = CliRunner().invoke(app, [str(tmp_path / "o.engine"), "--model", str(tmp_path), "--target", "thor"])

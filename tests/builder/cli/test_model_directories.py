@@ -59,12 +59,16 @@ def test_a_directory_is_predicted_without_a_gpu(directory: Path, tmp_path: Path)
 
 @pytest.fixture
 def engine(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Beside it what a build by reference leaves, which has no ONNX file of the original; it is not run itself."""
+    """Beside it what a build by reference leaves, which has no ONNX file of the original; it is not run itself. The
+    directory is named from a folder that is not the current one later."""
     monkeypatch.setattr(torch_module, "EXTERNAL_DATA_BYTES", 0)
     monkeypatch.setattr(deferred, "SMALL", 0)
     output = tmp_path / "o.engine"
     target = find_target("rtx-blackwell")
-    pipeline.run(Request(directory, target, output, cache_capacity=24, max_batch=2, stop_after="rewrite"))
+    monkeypatch.chdir(directory.parent)
+    named = Path(directory.name)
+    pipeline.run(Request(named, target, output, cache_capacity=24, max_batch=2, stop_after="rewrite"))
+    monkeypatch.chdir(tmp_path)
     output.write_bytes(b"?")
     assert not output.with_suffix(".onnx").exists()
     return output

@@ -120,6 +120,11 @@ def test_factor(handmade: Path, tmp_path: Path) -> None:
     assert Adapter(handmade).modules() == {name.removesuffix(".weight")}
 
 
+def test_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Adapter.parse("adapter:0.5").absolute() == Adapter(tmp_path / "adapter", 0.5)
+
+
 @pytest.mark.parametrize("text", ["adapter:big", "adapter:inf", "adapter:"])
 def test_factors_that_are_none(text: str) -> None:
     with pytest.raises(BuilderError, match="is not a number") as raised:

@@ -88,9 +88,9 @@ CASES: dict[str, tuple[Change, str]] = {
     "bytes for text": (bytes_for_text, "node 'sum' .*: attribute 'equation' is not UTF-8 text"),
     "Split with more outputs": (
         node("Split", ["gate"], ["s0", "s1", "s2"], num_outputs=2),
-        r"node 'odd' \(Split\): num_outputs is 2, and it has 3 outputs",
+        r"node 'odd' \(Split\): num_outputs is 2, but it has 3",
     ),
-    "Split with fewer outputs": (node("Split", ["gate"], ["s0"], num_outputs=2), "num_outputs is 2, and it has 1"),
+    "Split with fewer outputs": (node("Split", ["gate"], ["s0"], num_outputs=2), "num_outputs is 2, but it has 1"),
     "batches of no GatherND": (
         node("GatherND", ["gate", "gate"], ["g"], batch_dims=-2),
         r"node 'odd' \(GatherND\): batch_dims is -2",
