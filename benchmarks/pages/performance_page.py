@@ -62,7 +62,7 @@ other programs used as well."""
 ATTENTION = """## Attention over a cache
 
 `CachedAttention` at the shape of Qwen3-8B (32 query heads, 8 of keys and values, 128 wide), one new token a sequence,
-against torch's scaled_dot_product_attention in FP16. About 10 us of a call do not depend on the length."""
+against torch's scaled_dot_product_attention in FP16. About 9 us of a call do not depend on the length."""
 
 PREFILL = "Prefill into an empty FP16 cache, against torch's flash attention and cuDNN's."
 
