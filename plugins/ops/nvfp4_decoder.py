@@ -347,8 +347,9 @@ NVFP4_DECODER = layers_op(
 cache, to which k and v are appended, as CachedAttention has it (past[l, 0] are keys, past[l, 1] values); r = output(a)
 + x; n = RMSNorm(r) * mlp_norm_weight; x = down(act(gate(n)) * up(n)) + r, rows of up_weight alternating gate and up.
 Within these steps float32; q, k, v, a, r, the hidden activations, what norms make and x are rounded to x's type. Up
-to 16 tokens (batch times new) take one launch for all layers where head_dim is a multiple of 16 and all other sizes are
-multiples of 32; more tokens take the same weights through kernels for each part.""",
+to 16 tokens (batch times new) can take one launch for all layers (the DECODER tactic; AUTO takes it for one token)
+where head_dim is a multiple of 16 and all other sizes are multiples of 32; else the same weights go through kernels for
+each part.""",
     mlp=LayerMlp(
         inputs=(*weight_formals("up", "2I", "K"), *weight_formals("down", "K", "I")),
         reference=gated,

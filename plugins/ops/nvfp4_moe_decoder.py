@@ -133,10 +133,10 @@ NVFP4_MOE_DECODER = layers_op(
 top_k experts of the highest scores, ties going to the lower index; expert(n) = down(act(gate(n)) * up(n)). Logits are
 n . router_weight, float32, NaN counting as the lowest. scoring 0: scores are the softmax of the logits; 1: their
 sigmoid; 2: the logits, and the softmax of the chosen ones weighs them. An expert's weight is its score, with
-renormalize divided by the sum of the chosen ones + 1e-20, times scaling_factor. Up to 16 tokens take one launch for all
-layers, which scales hidden values before it rounds them, where head_dim is a multiple of 16 up to 128, I one of 256,
-all other sizes are multiples of 32, K is at most 4096, E 256 and top_k 32; more tokens take the same weights through
-kernels for each part.""",
+renormalize divided by the sum of the chosen ones + 1e-20, times scaling_factor. Up to 16 tokens can take one launch
+for all layers (the DECODER tactic; AUTO takes it for one token), which scales hidden values before it rounds them,
+where head_dim is a multiple of 16 up to 128, I one of 256, all other sizes are multiples of 32, K is at most 4096, E
+256 and top_k 32; else the same weights go through kernels for each part.""",
     mlp=LayerMlp(
         inputs=_INPUTS,
         reference=_mixture,
