@@ -32,7 +32,7 @@ struct Jump {
 struct Choice {
     Jump jumps[kMostChosen];
     int experts[kMostChosen];
-    float factors[kMostChosen];  // of hidden values, at most 1
+    float factors[kMostChosen];  // scale of the expert's hidden values, magnitude at most 1
     float weights[kMostChosen];
     float scale;  // of down's sums
 };

@@ -8,7 +8,7 @@
 
 namespace trt_nvfp4::decoder {
 
-// What warps have of their tile and of the next one.
+// Each warp's partial sums of its tile and of the next tile.
 template <class Tile>
 struct TileSums {
     typename Tile::Sums own[kWarps], next[Tile::kShares ? kWarps : 1];

@@ -9,7 +9,7 @@
 
 namespace trt_nvfp4::attention {
 
-// Of a layer of a decoder, but for qkv and y.
+// Returns the attention arguments of one decoder layer; the caller sets qkv and y.
 inline TrtNvfp4AttentionArgs of_layer(TrtNvfp4DecoderArgs const& args, int64_t layer) {
     int64_t const element = element_size(args.dtype);
     int64_t const cache =

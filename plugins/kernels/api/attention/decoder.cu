@@ -10,7 +10,8 @@
 namespace trt_nvfp4 {
 namespace {
 
-// Of one token the launch for all layers takes two thirds of its parts' time, of 8 as much (benchmarks/NOTES.md).
+// Of one token the launch for all layers takes three quarters of its parts' time; of 8 it is mostly slower, mixtures
+// twice (benchmarks/NOTES.md).
 bool prefers_layers(TrtNvfp4DecoderArgs const& args) { return args.batch * args.tokens == 1 && decoder::serves(args); }
 
 bool takes_layers(TrtNvfp4DecoderArgs const& args) {
