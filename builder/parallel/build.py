@@ -87,6 +87,7 @@ def run(request: Request, parallel: str, progress: Progress | None = None) -> Pa
             report.chain["export_error"] = check_export(str(request.model), [expected], [found], _in_16_bits(whole))
         share_magnitudes(exported, ranks)
         destination.mkdir(exist_ok=True)
+        copy_tokenizer(request.model, destination / TOKENIZER)  # which each rank's bundle takes from there
         requests = [_of_rank(request, file, destination / rank_name(index)) for index, file in enumerate(exported)]
         if request.calib_data is not None:
             requests = _calibrated(request, requests, exported, temporary, progress)
@@ -101,7 +102,6 @@ def run(request: Request, parallel: str, progress: Progress | None = None) -> Pa
         products = [] if first.predicted is None else first.predicted["subgraphs"]
         report.ranks = predict(request.target.name, ranks[0], products, exported[0], _top_k(request.model))
         report.warnings += [f"{part}: {text}" for part, built in report.parts.items() for text in built.warnings]
-        copy_tokenizer(request.model, destination / TOKENIZER)
         RankFolder(destination, request.target.name, len(ranks), ranks[0].spread, report.ranks).save()
     return report
 

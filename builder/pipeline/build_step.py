@@ -60,6 +60,7 @@ def build(
             embed_plugins=request.embed_plugins,
             stripped=request.strip,
             weight_streaming=request.weight_streaming,
+            original=request.model,
         )
         if request.strip and not (folder / bundle.NETWORK).exists():
             report.warnings.append("--strip: no plugin has weights, so that the engine holds all of the model")

@@ -176,6 +176,7 @@ def write_folder(
     embed_plugins: bool = True,
     stripped: bool = False,
     weight_streaming: bool = False,
+    original: Path | None = None,
 ) -> Path:
     """Fill the existing, empty `folder`; returns the manifest's path.
 
@@ -183,7 +184,9 @@ def write_folder(
     to `keep` holds a copy of the library, and checksums. `link_weights`: hard links to the model's files of weights,
     where the file system has them (see `share_weights`), instead of copies. With `embed_plugins` the engine will carry
     the library, otherwise it will lie beside the engine. `stripped`: the weights of plugins are not in the engine, but
-    in a file beside it (see `strip`).
+    in a file beside it (see `strip`). `original`: the model that was rewritten, beside which the tokenizer may lie.
+
+    Raises BuilderError (model) where a folder to keep lacks the tokenizer that the model states.
     """
     weights = strip(model, folder / "model.onnx", folder / NETWORK) if stripped else None
     if weights is None:
@@ -198,11 +201,11 @@ def write_folder(
     decoder = decoder_of(proto)
     _write_scripts(folder, generates=keep and decoder is not None and decoder.alone)
     if keep and decoder is not None and decoder.tokenizer is not None:
-        source = model.parent / TOKENIZER
-        if copy_tokenizer(source, folder / TOKENIZER) is None:
+        sources = [place.parent / TOKENIZER for place in (model, original or model)]
+        if not any(copy_tokenizer(source, folder / TOKENIZER) for source in sources):
             raise BuilderError(
                 MODEL_AT_FAULT,
-                f"{model}: its tokenizer must lie in {source}, which holds no file of one; put its files there",
+                f"{model}: its tokenizer must lie in {sources[0]}, which holds no file of one; put its files there",
             )
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     # Every build adds to it, so that no checksum holds.

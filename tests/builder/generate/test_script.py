@@ -71,6 +71,16 @@ def test_a_tokenizer_that_is_not_there(tiny: TinyDecoder, tmp_path: Path) -> Non
     assert raised.value.exit_code == MODEL_AT_FAULT
 
 
+def test_a_tokenizer_beside_the_original(tiny: TinyDecoder, tmp_path: Path) -> None:
+    (tmp_path / "given" / "tokenizer").mkdir(parents=True)
+    (tmp_path / "given" / "tokenizer" / "tokenizer.json").write_text("{}")
+    model, original = tiny.save(tmp_path / "tiny.onnx"), tmp_path / "given" / "tiny.onnx"
+    (folder := tmp_path / "bundle").mkdir()
+    target = find_target("rtx-blackwell")
+    bundle.write_folder(folder, target, model, [], [], None, keep=True, original=original)
+    assert (folder / "tokenizer" / "tokenizer.json").read_text() == "{}"
+
+
 def run_on_device(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     packages = {str(Path(module.__file__ or "").parents[1]) for module in (np, onnxruntime)}
     code = _DEVICE.format(

@@ -15,6 +15,7 @@ from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.parallel.build import _top_k, ranks_of, run
 from trt_nvfp4.builder.parallel.manifest import FILE
+from trt_nvfp4.builder.pipeline import build_step
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.common.collectives import is_collective
@@ -56,6 +57,16 @@ def test_an_onnx_file_is_refused(tmp_path: Path) -> None:
     request = Request(tmp_path / "m.onnx", find_target("thor"), bundle=tmp_path / "out")
     with pytest.raises(BuilderError, match="split where it is exported"):
         run(request, "tp=2")
+
+
+@pytest.mark.slow
+def test_bundles_of_two_ranks_hold_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved("Llama", {**DENSE, "num_hidden_layers": 1}, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(build_step, "_plugins", lambda *_: (None, False))
+    run(Request(tmp_path / "model", find_target("thor"), bundle=tmp_path / "out", cache_capacity=32), "tp=2")
+    for folder in (tmp_path / "out", tmp_path / "out" / "rank0", tmp_path / "out" / "rank1"):
+        assert (folder / "tokenizer" / "tokenizer.json").read_text() == "{}"
 
 
 @pytest.mark.slow
