@@ -5,7 +5,7 @@ A description is kept only where it gives what the processor itself gives, on an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from trt_nvfp4.builder.components.images import Patches, Preprocessing
 from trt_nvfp4.builder.export.huggingface import quiet
-from trt_nvfp4.common.tokenizers import render_chats
+from trt_nvfp4.common.tokenizers import render_chats, tokenized
 
 #: One image is one run of the encoder: no tiles beside the whole image.
 _WHOLE = {"do_image_splitting": False, "crop_to_patches": False, "do_pan_and_scan": False}
@@ -65,7 +65,7 @@ def describe(directory: Path, size: tuple[int, int] | None, patched: bool, image
             return Described(None, None, f"{type(error).__name__}: {error}".splitlines()[0])
         try:
             prompt = None if image_token is None else _prompt(processor, image, image_token)
-        except Exception:  # as above; prompts then name the image's token themselves
+        except Exception:  # as above, or it comes to no end; prompts then name the image's token themselves
             prompt = None
     return Described(preprocessing, prompt)
 
@@ -125,8 +125,22 @@ def _compare(ours: np.ndarray, theirs: np.ndarray, described: Preprocessing) -> 
 
 
 def _prompt(processor: Any, image: np.ndarray, image_token: int) -> tuple[str, str] | None:
-    """What the processor puts around a prompt with one image, collapsed to one token for the image."""
-    for text in _texts(processor):
+    """What the processor puts around a prompt with one image, collapsed to one token for the image. Raises LimitError
+    for a tokenizer or a template without an end."""
+    texts = _texts(processor)  # not in `tried`: a process of a process would outlive it
+
+    def tried() -> tuple[str, str] | None:
+        import torch
+
+        torch.set_num_threads(1)  # the processor may resize with it, and its other threads are not there
+        return _around(processor, texts, image, image_token)
+
+    found = tokenized(tried, sum(map(len, texts)))
+    return None if found is None else (str(found[0]), str(found[1]))
+
+
+def _around(processor: Any, texts: Sequence[str], image: np.ndarray, image_token: int) -> tuple[str, str] | None:
+    for text in texts:
         options: Mapping[str, Any] = _known(processor.image_processor)
         ids = list(processor(text=[text], images=[image], **options)["input_ids"][0])
         once = [token for at, token in enumerate(ids) if token != image_token or at == 0 or ids[at - 1] != image_token]

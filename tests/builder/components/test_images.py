@@ -27,6 +27,7 @@ from trt_nvfp4.builder.components.prompts import with_features
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import TOKENIZER, CacheOptions
 from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
+from trt_nvfp4.common import tokenizers
 
 from .families import IMAGE, saved
 
@@ -138,6 +139,21 @@ def test_prompts_are_put_as_the_processor_does(name: str, tmp_path: Path, rng: n
     theirs = processor(text=[text], images=[pixels(rng, 32, 32)])["input_ids"][0]
     ours = processor.tokenizer("what is this".join(around), add_special_tokens=False)["input_ids"]
     assert list(with_features([ours], 1, IMAGE, 16)) == [list(theirs)]
+
+
+@pytest.mark.parametrize("text", ["'x' * 200", "10 ** (10 ** 10)"], ids=["tokenizer", "template"])
+def test_processors_without_an_end(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave the prompt undescribed."""
+    from tokenizers import Regex, pre_tokenizers
+
+    monkeypatch.setattr(tokenizers, "_SECONDS", 2)
+    processor = save_processor("llava", tmp_path)
+    processor.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated")
+    processor.chat_template = "{{ " + text + " }}" + CHAT
+    processor.save_pretrained(tmp_path)
+    found = describe(tmp_path, (32, 32), False, IMAGE)
+    assert found.preprocessing is not None
+    assert found.prompt is None
 
 
 @pytest.mark.slow
