@@ -18,6 +18,8 @@ from trt_nvfp4.common.tokenizers import load_tokenizer, tokenized
 # Of files that are read here.
 SUFFIXES = (".txt", ".jsonl")
 _LONGEST = 512  # tokens of a sample, where the model does not allow fewer
+# Characters that are tokenized in one process, with its limits; a longer paragraph is alone.
+_BATCH = 1_000_000
 # Of the model's tokens, the share that its tokenizer knows at least: vocabularies are padded, but not by as much.
 _LEAST_KNOWN = 0.5
 # Of a text's tokens, the share that may be unknown ones.
@@ -49,7 +51,7 @@ def tokenize(
     longest = min(_LONGEST, limit) if isinstance(limit, int) and limit > 0 else _LONGEST
     longest = min(longest, capacity or longest)
     samples = []
-    for lists in _all_pieces(directory, tokenizer, paragraphs, longest):
+    for lists in _all_pieces(file, directory, tokenizer, paragraphs, longest):
         piece = {name: np.asarray(values) for name, values in lists.items()}
         tokens = len(piece["input_ids"])
         piece |= {"position_ids": np.arange(tokens), "past_length": np.array(0), "new_length": np.array(tokens)}
@@ -113,17 +115,34 @@ def _check_known(file: Path, directory: Path | None, tokenizer: Any, samples: li
 
 
 def _all_pieces(
-    directory: Path | None, tokenizer: Any, paragraphs: Sequence[tuple[str, bool]], longest: int
+    file: Path, directory: Path | None, tokenizer: Any, paragraphs: Sequence[tuple[str, bool]], longest: int
 ) -> list[dict[str, list[int]]]:
     """Of all paragraphs; each says whether it is a chat, whose template writes the special tokens itself."""
+    found: list[dict[str, list[int]]] = []
+    for batch in _batches(paragraphs):
 
-    def pieces() -> list[dict[str, list[int]]]:
-        return [piece for text, is_chat in paragraphs for piece in _pieces(tokenizer, text, longest, not is_chat)]
+        def pieces(batch: Sequence[tuple[str, bool]] = batch) -> list[dict[str, list[int]]]:
+            return [piece for text, is_chat in batch for piece in _pieces(tokenizer, text, longest, not is_chat)]
 
-    try:
-        return list(tokenized(pieces, sum(len(text) for text, _ in paragraphs)))
-    except LimitError as error:
-        raise CalibrationError(f"{directory}: its tokenizer fails: {error}") from error
+        try:
+            found += tokenized(pieces, sum(len(text) for text, _ in batch))
+        except LimitError as error:
+            raise CalibrationError(f"{file}: the tokenizer of {directory} fails: {error}") from error
+    return found
+
+
+def _batches(paragraphs: Sequence[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    """Neighbours, together of `_BATCH` characters at most."""
+    batch: list[tuple[str, bool]] = []
+    size = 0
+    for text, is_chat in paragraphs:
+        if batch and size + len(text) > _BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append((text, is_chat))
+        size += len(text)
+    if batch:
+        yield batch
 
 
 def _pieces(tokenizer: Any, paragraph: str, longest: int, add_special_tokens: bool) -> Iterator[dict[str, list[int]]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
 from trt_nvfp4.builder.generate import tokenizer as generating
+from trt_nvfp4.calibration.samples import text
 from trt_nvfp4.calibration.samples.samples import InputSpec, load_samples
 from trt_nvfp4.common import tokenizers
 from trt_nvfp4.common.errors import CalibrationError
@@ -79,6 +82,24 @@ def test_sound_templates(folder: Path) -> None:
     assert (plain, chat) == ([[4]], [[1, 2, 3, 4]])
 
 
+def test_texts_are_tokenized_in_several_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sample is lost or moved, and none comes twice; a paragraph longer than all that one process takes is whole."""
+    words = [["one"], ["two", "one"], ["one"] * 9, ["two"], ["user", ":"], ["one", "two"]]
+    (folder / "a.txt").write_text("\n\n".join(" ".join(paragraph) for paragraph in words))
+    sizes: list[int] = []
+
+    def counted(function: Callable[[], Any], characters: int) -> Any:
+        sizes.append(characters)
+        return tokenizers.tokenized(function, characters)
+
+    monkeypatch.setattr(text, "_BATCH", 12)
+    monkeypatch.setattr(text, "tokenized", counted)
+    numbers = {"user": 1, ":": 2, "one": 3, "two": 4}
+    expected = [[[numbers[word] for word in paragraph]] for paragraph in words]
+    assert [sample["input_ids"].tolist() for sample in load_samples(folder / "a.txt", IDS, folder)] == expected
+    assert sizes == [10, 35, 9, 7]
+
+
 def test_the_line_that_a_template_refuses(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ raise_exception(messages[0].content) }}")
     with pytest.raises(CalibrationError, match=r"chats.jsonl, line 2: .* refuses it: one two"):
@@ -87,11 +108,11 @@ def test_the_line_that_a_template_refuses(folder: Path) -> None:
 
 def test_patterns(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write(folder, pre_tokenizers.Split(Regex(PATTERN), "isolated"))
-    text = "x" * 200
+    row = "x" * 200
     with pytest.raises(BuilderError, match=r"its tokenizer fails: .*retry-limit-in-match over"):
-        generating.Tokenizer(folder).encode(text)
-    (folder / "a.txt").write_text(text)
-    with pytest.raises(CalibrationError, match=r"its tokenizer fails: .*retry-limit-in-match over"):
+        generating.Tokenizer(folder).encode(row)
+    (folder / "a.txt").write_text(row)
+    with pytest.raises(CalibrationError, match=r"a.txt: the tokenizer of .* fails: .*retry-limit-in-match over"):
         load_samples(folder / "a.txt", IDS, folder)
     assert capfd.readouterr().err == "", "what Rust prints of it"
 
