@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -132,13 +132,23 @@ def _run(where: str, part: TorchPart) -> dict[str, torch.Tensor]:
         for output, target in loop.carry.items():
             if output not in found or target not in inputs:
                 raise BuilderError(USAGE, f"{where}: its loop carries {output!r} into {target!r}, and it has no such")
-            taken, made = _type(inputs[target]), _type(found[output])
-            if taken != made and target not in part.dynamic:
+            if not _fits(found[output], inputs[target], part.dynamic.get(target, {})):
+                taken, made = _type(inputs[target]), _type(found[output])
                 raise BuilderError(
                     USAGE, f"{where}: its loop carries {output!r}, {made}, into {target!r}, which takes {taken}"
                 )
             inputs[target] = found[output]
     return found
+
+
+def _fits(made: torch.Tensor, taken: torch.Tensor, dynamic: Iterable[int]) -> bool:
+    """Whether both have one type and, but for the `dynamic` axes, one shape."""
+    if made.dtype != taken.dtype or made.dim() != taken.dim():
+        return False
+    moving = {axis % taken.dim() for axis in dynamic if taken.dim()}
+    return all(
+        axis in moving or one == other for axis, (one, other) in enumerate(zip(made.shape, taken.shape, strict=True))
+    )
 
 
 def _type(tensor: torch.Tensor) -> str:

@@ -81,6 +81,12 @@ def test_actions_are_the_policys(policy: Any, unroll: bool, tmp_path: Path, monk
 FILE = """
 import torch
 from trt_nvfp4 import Component, Loop
+class Halved(torch.nn.Module):
+    def forward(self, x):
+        return x.half()
+class Longer(torch.nn.Module):
+    def forward(self, x):
+        return torch.cat([x, x])
 def components():
     return {{"first": Component(torch.nn.Linear(16, 32), {{"x": torch.randn(1, 16)}}, ["y"]), {second}}}
 """
@@ -113,6 +119,15 @@ def components():
             '"second": Component(torch.nn.Linear(32, 8), {"z": "first.y"}, ["w"], loop=Loop(2, {"w": "z"}))',
             r"carries 'w', float32 \[1, 8\], into 'z', which takes float32 \[1, 32\]",
         ),
+        (
+            '"second": Component(torch.nn.Linear(32, 8), {"z": "first.y"}, ["w"], {"z": {0: "n"}},'
+            ' loop=Loop(2, {"w": "z"}))',
+            r"carries 'w', float32 \[1, 8\], into 'z', which takes float32 \[1, 32\]",
+        ),
+        (
+            '"second": Component(Halved(), {"z": "first.y"}, ["w"], {"z": {0: "n"}}, loop=Loop(2, {"w": "z"}))',
+            r"'second': its loop carries 'w', float16 \[1, 32\], into 'z', which takes float32 \[1, 32\]",
+        ),
         ("**{1: 2}", "must return components by name"),
         ("**undefined", "does not run: NameError"),
     ],
@@ -123,6 +138,13 @@ def test_components_that_do_not_fit(second: str, message: str, tmp_path: Path) -
         of_file(tmp_path / "model.py")
     assert failure.value.exit_code == USAGE
     assert str(tmp_path / "model.py") in str(failure.value)
+
+
+def test_a_loop_over_what_grows(tmp_path: Path) -> None:
+    """Along an axis that may change."""
+    second = '"second": Component(Longer(), {"z": "first.y"}, ["w"], {"z": {0: "n"}}, loop=Loop(3, {"w": "z"}))'
+    (tmp_path / "model.py").write_text(FILE.format(second=second))
+    assert of_file(tmp_path / "model.py").example.outputs["second.w"].shape == (8, 32)
 
 
 def test_no_such_function(tmp_path: Path) -> None:
