@@ -85,9 +85,10 @@ def test_half_the_memory_suffices() -> None:
 
 
 def test_many_small_objects_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where not even the answer finds memory, the process is said to have died: this one goes on in any case."""
     monkeypatch.setattr(module, "MEMORY", 1 << 27)
-    with pytest.raises(LimitError, match="takes more than 2 GB of memory"):
-        limited(hoard, 20)
+    with pytest.raises(LimitError, match=r"takes more than 2 GB of memory|its process ended early"):
+        limited(hoard, 60)
 
 
 def test_too_large_a_result(monkeypatch: pytest.MonkeyPatch) -> None:

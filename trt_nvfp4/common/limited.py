@@ -75,10 +75,9 @@ def _run(function: Callable[[], Any], writer: int) -> None:
         answer = _NO_MEMORY
     except BaseException as error:  # it says all that it can, and ends
         answer = _failure(error)
-    with os.fdopen(writer, "wb", buffering=0) as file:
-        left = memoryview(answer)
-        while left:
-            left = left[file.write(left) :]
+    left = memoryview(answer)
+    while left:
+        left = left[os.write(writer, left) :]
     os._exit(0)
 
 
