@@ -21,7 +21,6 @@ from trt_nvfp4.builder.bench.subject import Request as BenchRequest
 from trt_nvfp4.builder.cli.console import ProgressBar
 from trt_nvfp4.builder.components import build as building_parts
 from trt_nvfp4.builder.components.manifest import Loop
-from trt_nvfp4.builder.components.parts_report import PartsReport
 from trt_nvfp4.builder.components.pipeline import Pipeline
 from trt_nvfp4.builder.components.user_modules import Component
 from trt_nvfp4.builder.export import without_plugins as standard
@@ -32,6 +31,7 @@ from trt_nvfp4.builder.pipeline.progress import Progress, Silent
 from trt_nvfp4.builder.report import inspection
 from trt_nvfp4.builder.report import why as explaining
 from trt_nvfp4.builder.report.inspected import Inspection
+from trt_nvfp4.builder.report.parts_report import PartsReport
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.builder.report.why import Why
 from trt_nvfp4.options import BuildOptions, PathLike, Shapes, request_of, shapes_of

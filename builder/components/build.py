@@ -15,7 +15,6 @@ from trt_nvfp4.builder.components.check import check_export, computed_by, cosine
 from trt_nvfp4.builder.components.devices.device import decoder_of_parts, model_of
 from trt_nvfp4.builder.components.manifest import FILE, Manifest, Part
 from trt_nvfp4.builder.components.parts import described
-from trt_nvfp4.builder.components.parts_report import PartsReport
 from trt_nvfp4.builder.components.source import Source
 from trt_nvfp4.builder.components.user_modules import is_python_file, of_file
 from trt_nvfp4.builder.errors import USAGE, BuilderError
@@ -25,6 +24,7 @@ from trt_nvfp4.builder.inputs.shapes import RANGES
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.progress import Named, Progress, Silent
 from trt_nvfp4.builder.pipeline.request import OF_ONE_GRAPH, Request, check_streaming
+from trt_nvfp4.builder.report.parts_report import PartsReport
 from trt_nvfp4.builder.targets import require_here
 from trt_nvfp4.calibration.samples.samples import load_samples
 from trt_nvfp4.common.replacing import made_folder, scratch

@@ -9,8 +9,8 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from trt_nvfp4.builder.components.manifest import Loop, Manifest, Part, Port
-from trt_nvfp4.builder.components.parts_report import PartsReport
 from trt_nvfp4.builder.parallel.prediction import shown
+from trt_nvfp4.builder.report.parts_report import PartsReport
 from trt_nvfp4.builder.report.report import Report
 
 

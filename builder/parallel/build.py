@@ -12,7 +12,6 @@ import onnx
 
 from trt_nvfp4.builder.accuracy.runners import session
 from trt_nvfp4.builder.components.check import check_export, cosine, relative_error
-from trt_nvfp4.builder.components.parts_report import PartsReport
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, TOKENIZER, CacheOptions
 from trt_nvfp4.builder.export.huggingface import export, is_model_directory
@@ -25,6 +24,7 @@ from trt_nvfp4.builder.parallel.whole_model import calibrate_ranks, share_magnit
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.progress import Named, Progress, Silent
 from trt_nvfp4.builder.pipeline.request import OF_ONE_GRAPH, Request, check_streaming, check_texts, planned
+from trt_nvfp4.builder.report.parts_report import PartsReport
 from trt_nvfp4.builder.targets import require_here
 from trt_nvfp4.calibration.samples.python_loader import split_function
 from trt_nvfp4.calibration.samples.samples import input_specs, load_samples
