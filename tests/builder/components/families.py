@@ -236,14 +236,20 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+def amplified(model: Any, folder: Path) -> Any:
+    """A model whose random weights are made three times as large (as drawn, attention makes no difference), saved in
+    `folder`."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(3)
+    model.save_pretrained(folder)
+    return model
+
+
 def saved(name: str, folder: Path, seed: int) -> Any:
     """The model, whose directory is `folder`."""
     cls, config, options = FAMILIES[name]
     torch.manual_seed(seed)
     model = getattr(transformers, cls)(getattr(transformers, config)(**options)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(3)  # initial weights are so small that attention makes no difference
-    model.save_pretrained(folder)
-    return model
+    return amplified(model, folder)

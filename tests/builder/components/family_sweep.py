@@ -47,6 +47,7 @@ def made(name: str, folder: Path) -> Any:
     """A small model of the class with random weights, saved in `folder`."""
     import torch
     import transformers
+    from families import amplified
     from small_configs import config_of
     from small_options import OPTIONS
 
@@ -58,13 +59,7 @@ def made(name: str, folder: Path) -> Any:
     if size > LARGEST:
         raise ValueError(f"{size / 1e6:.0f} million parameters")
     torch.manual_seed(7)
-    model = cls(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(3)  # initial weights are so small that attention makes no difference
-    model.save_pretrained(folder)
-    return model
+    return amplified(cls(config).eval(), folder)
 
 
 def examined(name: str, folder: Path) -> dict[str, Any]:
