@@ -37,9 +37,11 @@ def beside_boundaries(rng: np.random.Generator, hidden_of: Callable[[Array, Arra
     for column in range(WIDTH):
         if column % 16 == 0:
             unit = SCALE * rng.integers(8, 16) / 8 * 2.0 ** rng.integers(-1, 4)  # an E4M3 block scale
-            gate = rng.uniform(1, 8, 1).astype(np.float16).astype(np.float64)
-            gates[column], ups[column] = gate[0], np.float16(solve(hidden_of, gate, 6 * unit)[0])
-            hidden[column] = 6 * unit
+            gate = rng.uniform(1, 8, 100).astype(np.float16).astype(np.float64)
+            up = solve(hidden_of, gate, np.full(gate.shape, 6 * unit)).astype(np.float16).astype(np.float64)
+            # FP16 rounds an up near -1 coarsely where the activation adds 1: the block's scale would be another.
+            nearest = np.abs(hidden_of(gate, up) - 6 * unit).argmin()
+            gates[column], ups[column], hidden[column] = gate[nearest], up[nearest], 6 * unit
             continue
         which = rng.integers(0, 7, 6000)
         tried = rng.uniform(-8, 8, which.size).astype(np.float16).astype(np.float64)
