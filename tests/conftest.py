@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,24 @@ def pytest_report_header() -> str:
 def seed() -> int:
     """The run's seed: fresh on every run, printed in the header, set by TRT_NVFP4_TEST_SEED."""
     return SEED
+
+
+@pytest.fixture(scope="session", autouse=True)
+def onnx_in_this_process() -> Iterator[None]:
+    """ONNX's passes run in the tests' own process: one for each of thousands of graphs takes 15 to 25 ms, where
+    torch is loaded. `test_graphs_that_end_onnx.py` has them where users have them."""
+    from trt_nvfp4.common import onnx_process
+    from trt_nvfp4.common.limited import LimitError
+
+    def here(function: Callable[[], Any], seconds: float, memory: int) -> Any:
+        try:
+            return function()
+        except Exception as error:
+            raise LimitError(str(error)) from error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx_process, "limited", here)
+        yield
 
 
 def pytest_collection_finish() -> None:

@@ -31,7 +31,9 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 
 from trt_nvfp4 import surgeon_weights
 from trt_nvfp4.common.external_data import follow_links
+from trt_nvfp4.common.limited import LimitError
 from trt_nvfp4.common.nested_graphs import nested
+from trt_nvfp4.common.onnx_process import changed_by_onnx
 from trt_nvfp4.errors import TrtNvfp4Error
 from trt_nvfp4.graph_passes.ir.save import write
 from trt_nvfp4.plugins.ops import DOMAIN, OPS, VERSION, Activation, OpDefinition, OpError
@@ -70,6 +72,7 @@ def to_gs(model: str | Path | onnx.ModelProto) -> Any:
 
     Raises:
         ValueError: External data lies outside of the model's folder, or is missing.
+        SurgeonError: ONNX fails at the model.
         OSError: The file cannot be read.
     """
     folder = Path()
@@ -77,7 +80,10 @@ def to_gs(model: str | Path | onnx.ModelProto) -> Any:
         path = Path(model)
         model = onnx.load(path, load_external_data=False)
         folder = follow_links(model, path.parent)
-        model = onnx.shape_inference.infer_shapes(model)
+        try:
+            model = changed_by_onnx(onnx.shape_inference.infer_shapes, model)
+        except LimitError as error:
+            raise SurgeonError(f"{path}: ONNX cannot infer its types: {error}") from error
     graph = gs.import_onnx(model)
     for constant in _constants(graph):
         if isinstance(constant._values, gs.ir.tensor.LazyValues) and uses_external_data(constant._values.tensor):

@@ -34,7 +34,11 @@ _ENGINE = "The engine"
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
-@app.command(cls=Command, epilog=EXIT_CODES)
+class _BuildEngine(Command):
+    extra = "; name the engine to write with -o OUT.engine, or a bundle with --bundle DIR"
+
+
+@app.command(cls=_BuildEngine, epilog=EXIT_CODES)
 def build_engine(
     model: Annotated[
         Path,

@@ -226,8 +226,11 @@ def _reader_has_gone(error: BaseException) -> bool:
 class Command(TyperCommand):
     """A command that ends as `failures` says, too, where what Typer prints, help and wrong options, cannot be written.
 
-    Wrong options, too, are JSON on stdout where ``--json`` asks for it.
+    Wrong options, too, are JSON on stdout where ``--json`` asks for it. `extra` says what to give in place of an
+    argument too many.
     """
+
+    extra = ""
 
     def main(self, *rest: Any, **extra: Any) -> Any:
         before = command_line.set("")
@@ -259,6 +262,8 @@ class Command(TyperCommand):
             with failures("--debug" in args, as_json), _naming(errors.STDOUT):  # of help
                 return super().make_context(info_name, args, *rest, **extra)
         except USAGE_ERROR as error:
+            if "unexpected extra argument" in error.message:
+                error.message += self.extra
             if as_json:
                 _print_failure(error.format_message(), error.exit_code)
             error.message = errors.printable(error.message)

@@ -23,7 +23,11 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 _REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
-@app.command(cls=Command, epilog=EXIT_CODES)
+class _Generate(Command):
+    extra = "; give a prompt with --prompt TEXT"
+
+
+@app.command(cls=_Generate, epilog=EXIT_CODES)
 def generate(
     model: Annotated[
         Path,

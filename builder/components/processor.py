@@ -14,6 +14,7 @@ import numpy as np
 
 from trt_nvfp4.builder.components.images import Patches, Preprocessing
 from trt_nvfp4.builder.export.huggingface import quiet
+from trt_nvfp4.common.limited import LimitError, limited
 from trt_nvfp4.common.tokenizers import render_chats, tokenized
 
 #: One image is one run of the encoder: no tiles beside the whole image.
@@ -22,6 +23,8 @@ _PILLOW = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 #: Steps of 8-bit values by which resizing here and there may round differently, on average.
 _STEPS = 0.5
 _MARK = "MARK"
+# For one image, which takes a fraction of one.
+_SECONDS = 60.0
 _FILES = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -58,8 +61,9 @@ def describe(directory: Path, size: tuple[int, int] | None, patched: bool, image
             own = getattr(processor, "image_processor", processor)
             preprocessing = _stated(own, size, patched)
             image = _trial(size)
-            theirs = np.asarray(own(images=[image], return_tensors="np", **_known(own))["pixel_values"], np.float32)
-            _compare(preprocessing(image), theirs, preprocessing)
+            limited(lambda: _compare(own, image, preprocessing), _SECONDS)
+        except LimitError as error:  # what `_compare` says, or there is no end to what the processor does
+            return Described(None, None, f"{error}".splitlines()[0])
         # transformers raises many kinds for a broken or missing processor, and each processor has rules of its own.
         except Exception as error:
             return Described(None, None, f"{type(error).__name__}: {error}".splitlines()[0])
@@ -115,8 +119,13 @@ def _trial(size: tuple[int, int]) -> np.ndarray:
     return found
 
 
-def _compare(ours: np.ndarray, theirs: np.ndarray, described: Preprocessing) -> None:
-    """Raises ValueError where the processor gives something else."""
+def _compare(own: Any, image: np.ndarray, described: Preprocessing) -> None:
+    """In a process of its own. Raises ValueError where the processor gives something else."""
+    import torch
+
+    torch.set_num_threads(1)  # other threads are not there
+    theirs = np.asarray(own(images=[image], return_tensors="np", **_known(own))["pixel_values"], np.float32)
+    ours = described(image)
     if ours.size != theirs.size:
         raise ValueError(f"the image processor gives {list(theirs.shape)}, expected {list(ours.shape)}")
     step = described.scale / min(described.std)

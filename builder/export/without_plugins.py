@@ -7,7 +7,9 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trt_nvfp4.common.external_data import follow_links
+from trt_nvfp4.common.limited import LimitError
 from trt_nvfp4.common.local_functions import add_op_functions, inlined
+from trt_nvfp4.common.onnx_process import changed_by_onnx
 from trt_nvfp4.graph_passes.ir.save import write
 from trt_nvfp4.graph_passes.load.by_hand import REWRITTEN
 from trt_nvfp4.graph_passes.load.source import ModelError, checked
@@ -25,8 +27,8 @@ def inline_plugins(model: Path, destination: Path) -> None:
     folder = follow_links(proto, model.parent)
     try:
         add_op_functions(proto)
-        standard = ir.from_proto(inlined(proto))
-    except ValueError as error:
+        standard = ir.from_proto(changed_by_onnx(inlined, proto))
+    except (ValueError, LimitError) as error:
         raise ModelError(f"{model}: {error}") from error
     ir.external_data.set_base_dir(standard.graph, folder)
     standard.metadata_props.pop(REWRITTEN, None)

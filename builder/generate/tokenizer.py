@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trt_nvfp4.common.limited import LimitError
-from trt_nvfp4.common.tokenizers import TemplateError, load_tokenizer, render_chats, tokenized
+from trt_nvfp4.common.tokenizers import (
+    TemplateError,
+    decoded,
+    has_simple_decoder,
+    load_tokenizer,
+    render_chats,
+    tokenized,
+)
 
 from ..errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
 
@@ -31,6 +38,7 @@ class Tokenizer:
             raise BuilderError(UNAVAILABLE, f"text needs transformers: pip install transformers ({error})") from error
         except Exception as error:  # transformers raises many kinds for a broken tokenizer
             raise BuilderError(MODEL_AT_FAULT, f"{folder}: transformers cannot load its tokenizer: {error}") from error
+        self._has_simple_decoder = has_simple_decoder(self._tokenizer)
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """The text's tokens. `special_tokens`: with those that the tokenizer adds, such as one at the beginning. Raises
@@ -65,7 +73,9 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, without special ones. Raises BuilderError (model) for a tokenizer that fails."""
         try:
-            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+            return decoded(self._tokenizer, ids, self._has_simple_decoder)
+        except LimitError as error:
+            raise BuilderError(MODEL_AT_FAULT, f"{self._folder}: its tokenizer fails: {error}") from error
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # Rust's, which is no Exception, and can be had by name alone
                 raise

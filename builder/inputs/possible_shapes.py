@@ -11,30 +11,44 @@ import onnx_ir as ir
 
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.inputs.shapes import Profiles, Shape
+from trt_nvfp4.common.limited import LimitError
+from trt_nvfp4.common.onnx_process import with_onnx
 from trt_nvfp4.graph_passes.load.normalize import without_weights
 from trt_nvfp4.graph_passes.load.shape_folding import simplify_shapes
-from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
 
 
 def check_possible(path: Path, model: SourceModel, profiles: Sequence[Profiles]) -> None:
     """Raise BuilderError (usage) where ONNX's shape inference contradicts the smallest, typical or largest shapes of a
-    profile of `model`, which lies at `path`: TensorRT says so only when all weights have been quantized."""
+    profile of `model`, which lies at `path`: TensorRT says so only when all weights have been quantized. Raise
+    ModelError where ONNX fails at the model."""
     proto = without_weights(model.ir_model)
     del proto.graph.value_info[:]
     for value in proto.graph.output:
         value.type.tensor_type.ClearField("shape")
+    try:
+        found = with_onnx(lambda: _first_contradiction(proto, profiles), proto.ByteSize())
+    except LimitError as error:
+        raise ModelError(f"{path}: ONNX cannot infer the shapes of its tensors: {error}") from error
+    if found is not None:
+        raise BuilderError(
+            USAGE,
+            f"{path}: does not take all shapes of the profile: at {found}; give others with --min-shapes, --opt-shapes "
+            "and --max-shapes",
+        )
+
+
+def _first_contradiction(proto: onnx.ModelProto, profiles: Sequence[Profiles]) -> str | None:
+    """The first shapes that inference contradicts, and why."""
     if _contradiction(proto, {}) is not None:
-        return  # inference cannot follow the model, whatever the shapes
+        return None  # inference cannot follow the model, whatever the shapes
     for profile in profiles:
         for bound in ("least", "typical", "most"):
             shapes = {name: getattr(entry, bound) for name, entry in profile.items() if not entry.is_values}
             if (why := _contradiction(proto, shapes)) is not None:
                 shown = ",".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes.items())
-                raise BuilderError(
-                    USAGE,
-                    f"{path}: does not take all shapes of the profile: at {shown}, {why}; give others "
-                    "with --min-shapes, --opt-shapes and --max-shapes",
-                )
+                return f"{shown}, {why}"
+    return None
 
 
 def _contradiction(proto: onnx.ModelProto, shapes: Mapping[str, Shape]) -> str | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import onnx
 
 from trt_nvfp4.builder.inputs.shapes import Shape, typical_shapes
+from trt_nvfp4.common.limited import LimitError
+from trt_nvfp4.common.onnx_process import changed_by_onnx
 from trt_nvfp4.graph_passes.load.normalize import without_weights
-from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
 from trt_nvfp4.graph_passes.planning.plan import PlannedSubgraph
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
@@ -24,7 +27,7 @@ def subgraph_tokens(
     `typical` overrides the derived typical shapes of the model's inputs. Where inference cannot tell, the rows are
     those of the model's first input: all its entries for ids, all but the last axis for values; 1 without inputs.
 
-    Raises BuilderError (usage) when a shape does not fit the model's inputs.
+    Raises BuilderError (usage) when a shape does not fit the model's inputs; ModelError where ONNX fails at the model.
     """
     declared = {
         value.name or "": [dim if isinstance(dim, int) else str(dim.value or "") for dim in value.shape or ()]
@@ -39,7 +42,10 @@ def subgraph_tokens(
     del proto.graph.value_info[:]
     for value in proto.graph.output:
         value.type.tensor_type.ClearField("shape")
-    inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
+    try:
+        inferred = changed_by_onnx(partial(onnx.shape_inference.infer_shapes, data_prop=True), proto).graph
+    except LimitError as error:
+        raise ModelError(f"{model.path}: ONNX cannot infer the shapes of its tensors: {error}") from error
     known = {
         value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         for value in (*inferred.value_info, *inferred.input, *inferred.output)

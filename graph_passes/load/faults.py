@@ -13,6 +13,8 @@ from pathlib import Path
 
 import onnx
 
+from trt_nvfp4.common.limited import LimitError
+from trt_nvfp4.common.onnx_process import with_onnx
 from trt_nvfp4.errors import TrtNvfp4Error
 from trt_nvfp4.graph_passes.load.source import ModelError, checked
 
@@ -46,8 +48,8 @@ def naming(model: Path, graph: Path) -> Iterator[None]:
 def _fault(path: Path) -> str | None:
     """What is wrong with the model, None where nothing is."""
     try:
-        checked(path)  # first: ONNX's checker ends the process at some of what this finds
-        onnx.checker.check_model(str(path), full_check=True)
-    except Exception as error:  # ONNX's checker raises errors of several kinds
+        checked(path)
+        with_onnx(lambda: onnx.checker.check_model(str(path), full_check=True), path.stat().st_size)
+    except (ModelError, LimitError) as error:
         return " ".join(str(error).split())
     return None

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from trt_nvfp4.calibration.samples.samples import dimension
 from trt_nvfp4.common.local_functions import add_op_functions, inlined
 from trt_nvfp4.common.nested_graphs import bodies, nested
+from trt_nvfp4.common.onnx_process import changed_by_onnx
 from trt_nvfp4.graph_passes.load.by_hand import drop_functions
 from trt_nvfp4.graph_passes.load.node_checks import check_counts
 from trt_nvfp4.graph_passes.load.skip_norms import split_skip_norms
@@ -33,8 +34,7 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto` with functions inlined, ONNX Runtime's GELUs and LayerNorms made ONNX's, at opset 19 or later, and with
     all shapes that ONNX can infer.
 
-    Raises:
-        Exception: whatever ONNX raises for a model that it cannot convert.
+    Raises LimitError for a model that ONNX cannot convert, or dies of.
     """
     _name_default_domain(proto)
     _forget_devices(proto)
@@ -42,26 +42,30 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     _type_outputs_as_inputs(proto)
     drop_functions(proto)
     with _weights_aside(proto) as weights:
-        if proto.functions:
-            proto = inlined(proto)
-            for node in all_nodes(proto.graph.node):
-                check_counts(node)
-        gelus = any(map(is_gelu_of_onnxruntime, all_nodes(proto.graph.node)))
-        oldest = _GELU_OPSET if gelus else OLDEST_OPSET
-        if _opset(proto) < oldest:
-            proto = onnx.version_converter.convert_version(proto, oldest)
-        for node in filter(is_gelu_of_onnxruntime, all_nodes(proto.graph.node)):
-            node.attribute.append(onnx.helper.make_attribute("approximate", _GELUS[node.op_type]))
-            node.domain, node.op_type = "", "Gelu"
-        split_skip_norms(proto.graph)
-        add_op_functions(proto)
-        # Through a Reshape to another tensor's Shape, too: the converter puts one behind Softmax of opset 12 and older.
-        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        proto = changed_by_onnx(_converted, proto)
     for tensor in proto.graph.initializer:
         if tensor.name in weights:
             tensor.CopyFrom(weights[tensor.name])
     proto.ir_version = max(proto.ir_version, OLDEST_IR_VERSION)
     return proto
+
+
+def _converted(proto: onnx.ModelProto) -> onnx.ModelProto:
+    if proto.functions:
+        proto = inlined(proto)
+        for node in all_nodes(proto.graph.node):
+            check_counts(node)
+    gelus = any(map(is_gelu_of_onnxruntime, all_nodes(proto.graph.node)))
+    oldest = _GELU_OPSET if gelus else OLDEST_OPSET
+    if _opset(proto) < oldest:
+        proto = onnx.version_converter.convert_version(proto, oldest)
+    for node in filter(is_gelu_of_onnxruntime, all_nodes(proto.graph.node)):
+        node.attribute.append(onnx.helper.make_attribute("approximate", _GELUS[node.op_type]))
+        node.domain, node.op_type = "", "Gelu"
+    split_skip_norms(proto.graph)
+    add_op_functions(proto)
+    # Through a Reshape to another tensor's Shape, too: the converter puts one behind Softmax of opset 12 and older.
+    return onnx.shape_inference.infer_shapes(proto, data_prop=True)
 
 
 def without_weights(model: ir.Model) -> onnx.ModelProto:

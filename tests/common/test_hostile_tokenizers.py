@@ -16,7 +16,7 @@ from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
 from trt_nvfp4.builder.generate import tokenizer as generating
 from trt_nvfp4.calibration.samples import text
 from trt_nvfp4.calibration.samples.samples import InputSpec, load_samples
-from trt_nvfp4.common import tokenizers
+from trt_nvfp4.common import limited, tokenizers
 from trt_nvfp4.common.errors import CalibrationError
 
 IDS = {"input_ids": InputSpec(("batch", "sequence"), np.dtype(np.int64))}
@@ -24,11 +24,15 @@ CHAT = {"messages": [{"role": "user", "content": "one two"}]}
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 # A row of x that is followed by what no text has: tried in as many ways as there are to part it.
 PATTERN = "(x+x+)+y"
+LLAMA = decoders.Sequence(
+    [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+)
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tokenizers, "_SECONDS", 20)
+    monkeypatch.setattr(limited, "MEMORY", 1 << 28)
     write(tmp_path, pre_tokenizers.Whitespace())
     return tmp_path
 
@@ -59,9 +63,9 @@ def refused(folder: Path, words: str) -> None:
     [
         (LOOPS, "does not end within 2 s"),
         ("{{ 10 ** (10 ** 10) }}", "does not end within 2 s"),  # one operation, which no signal interrupts
-        ("{{ 'a' * 10 ** 12 }}", "more than 2 GB of memory"),
+        ("{{ 'a' * 10 ** 12 }}", "more than 0.25 GB of memory"),
         ("{% set found = namespace(x='a' * 10 ** 8) %}{% for a in range(40) %}{% set found.x = found.x ~ found.x %}"
-         "{% endfor %}", "more than 2 GB of memory"),
+         "{% endfor %}", "more than 0.25 GB of memory"),
         ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "recursion|nested|parentheses"),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
@@ -124,6 +128,48 @@ def test_patterns_of_decoders(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     with pytest.raises(BuilderError, match=r"its tokenizer fails: .*retry-limit-in-match over"):
         generating.Tokenizer(folder).decode([5])
+
+
+def test_decoders_that_lengthen_text(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("o", "o" * 64)] * 8)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(BuilderError, match=r"its tokenizer fails: its process ended early"):
+        generating.Tokenizer(folder).decode([3])
+
+
+@pytest.mark.parametrize(
+    ("decoder", "is_simple"),
+    [
+        (None, True),
+        (decoders.ByteLevel(), True),
+        (LLAMA, True),
+        (decoders.Replace("▁", "__"), False),
+        (decoders.Sequence([LLAMA, decoders.Replace(Regex("x+"), "")]), False),
+        (decoders.Sequence([decoders.Fuse()] * 17), False),
+    ],
+)
+def test_which_decoders_run_with_limits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, decoder: Any, is_simple: bool
+) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.decoder = decoder
+    tokenizer.save(str(folder / "tokenizer.json"))
+    loaded = generating.Tokenizer(folder)
+    expected = tokenizer.decode([3, 4, 3])
+    forks: list[Any] = []
+
+    def counted(function: Callable[[], Any], characters: int) -> Any:
+        forks.append(characters)
+        return function()
+
+    monkeypatch.setattr(tokenizers, "tokenized", counted)
+    assert loaded.decode([3, 4, 3]) == expected
+    assert forks == ([] if is_simple else [9])
+    monkeypatch.setattr(tokenizers, "_SHORT", 8)
+    forks.clear()
+    assert loaded.decode([3, 4, 3]) == expected
+    assert forks == [9], "a long text"
 
 
 def test_configurations_beside(folder: Path) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from trt_nvfp4.common import limited as module
@@ -87,7 +91,7 @@ def test_half_the_memory_suffices() -> None:
 def test_many_small_objects_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where not even the answer finds memory, the process is said to have died: this one goes on in any case."""
     monkeypatch.setattr(module, "MEMORY", 1 << 27)
-    with pytest.raises(LimitError, match=r"takes more than 2 GB of memory|its process ended early"):
+    with pytest.raises(LimitError, match=r"takes more than 0.125 GB of memory|its process ended early"):
         limited(hoard, 60)
 
 
@@ -110,3 +114,43 @@ def test_descriptors_beyond_those_of_select() -> None:
         for descriptor in held:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """Even where that is killed, and can end nothing itself."""
+    child = tmp_path / "child"
+    program = f"""
+import os, time
+from pathlib import Path
+from trt_nvfp4.common.limited import limited
+
+def run():
+    Path({str(child)!r}).write_text(str(os.getpid()))
+    time.sleep(1000)
+
+limited(run, 1000)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        wait_until(lambda: child.is_file() and child.read_text() != "")
+        running = psutil.Process(int(child.read_text()))
+        assert running.ppid() == parent.pid
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: has_ended(running))
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE  # where nobody waits for orphans
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if holds():
+            return
+        time.sleep(0.01)
+    raise AssertionError("not within a minute")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import json
 import os
 import resource
@@ -15,29 +17,34 @@ from typing import Any
 
 #: Bytes that the process may take beside what this one has.
 MEMORY = 2 << 30
+# The C library of this process. Looked up here: nothing is loaded between a fork and its limits.
+_LIBC = ctypes.CDLL(None)
+# Of linux/prctl.h: the signal that a process gets when its parent ends.
+_PR_SET_PDEATHSIG = 1
 # Bytes of a result.
 _LARGEST = 1 << 30
-# Made here: where it is needed, no memory may be left to make it.
-_NO_MEMORY = json.dumps({"failure": f"it takes more than {MEMORY >> 30} GB of memory"}).encode()
 
 
 class LimitError(Exception):
     """The time or the memory did not suffice, the process died, or what ran there raised an error; says which."""
 
 
-def limited(function: Callable[[], Any], seconds: float) -> Any:
+def limited(function: Callable[[], Any], seconds: float, memory: int | None = None) -> Any:
     """What `function` returns, as JSON has it. It runs in a fork of this process, so that nothing that it changes
     lasts, and should compute in Python, or on one thread, alone: no other thread goes on there.
 
-    Raises LimitError.
+    `memory`: bytes that it may take beside what this process has; `MEMORY` unless given. Raises LimitError.
     """
+    memory = MEMORY if memory is None else memory
+    parent = os.getpid()
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, beside other threads
         child = os.fork()
     if child == 0:
         try:
-            _run(function, writer)
+            _end_with(parent)
+            _run(function, writer, memory)
         finally:  # whatever was raised: the fork must not go on as the program that it was made of
             os._exit(1)
     os.close(writer)
@@ -58,34 +65,44 @@ def limited(function: Callable[[], Any], seconds: float) -> Any:
     return found["result"]
 
 
-def _run(function: Callable[[], Any], writer: int) -> None:
+def _end_with(parent: int) -> None:
+    """Let this process be ended when its parent is, however that ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before
+        os._exit(1)
+
+
+def _run(function: Callable[[], Any], writer: int, memory: int) -> None:
     """In the fork, which ends here."""
+    # Made now: where it is needed, no memory may be left to make it.
+    no_memory = json.dumps({"failure": f"it takes more than {memory / (1 << 30):.3g} GB of memory"}).encode()
     # Its threads are not there; it would wait for them, or say so on stderr.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what panics in Rust prints
+        faulthandler.disable()  # the caller says how it ended
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         _, most = resource.getrlimit(resource.RLIMIT_AS)
-        limit = pages * resource.getpagesize() + MEMORY
+        limit = pages * resource.getpagesize() + memory
         limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         answer = json.dumps({"result": function()}).encode()
     except MemoryError:
-        answer = _NO_MEMORY
+        answer = no_memory
     except BaseException as error:  # it says all that it can, and ends
-        answer = _failure(error)
+        answer = _failure(error, no_memory)
     left = memoryview(answer)
     while left:
         left = left[os.write(writer, left) :]
     os._exit(0)
 
 
-def _failure(error: BaseException) -> bytes:
+def _failure(error: BaseException, no_memory: bytes) -> bytes:
     try:
         return json.dumps({"failure": str(error) or type(error).__name__}).encode()
     except MemoryError:
-        return _NO_MEMORY
+        return no_memory
     except BaseException:  # its text cannot be had
         return json.dumps({"failure": type(error).__name__}).encode()
 

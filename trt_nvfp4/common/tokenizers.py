@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ _SECONDS = 30.0
 # The slowest tokenizers, written in Python, do ten times as many; of chats, templates write hundreds a second.
 _CHARACTERS_PER_SECOND = 5000
 _CHATS_PER_SECOND = 20
+# What decodes so few characters by so few decoders, none of which can take long, needs no process of its own.
+_SHORT = 1 << 20
+_FEW_DECODERS = 16
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
@@ -41,6 +45,39 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
 def tokenized(function: Callable[[], Any], characters: int) -> Any:
     """What `function` makes of so many characters with a tokenizer, as JSON has it. Raises LimitError."""
     return limited(function, _SECONDS + characters / _CHARACTERS_PER_SECOND)
+
+
+def has_simple_decoder(tokenizer: Any) -> bool:
+    """Whether decoding takes as long as the text is: by few decoders, of which none replaces what a pattern finds, or
+    makes the text longer."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or backend.decoder is None:
+        return True
+    found = list(_decoders(json.loads(backend.decoder.__getstate__())))
+    return len(found) <= _FEW_DECODERS and all(map(_shortens, found))
+
+
+def _decoders(decoder: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield decoder
+    for each in decoder.get("decoders", ()):
+        yield from _decoders(each)
+
+
+def _shortens(decoder: Mapping[str, Any]) -> bool:
+    if decoder["type"] != "Replace":
+        return True  # or adds a space for each token
+    text = decoder["pattern"].get("String")
+    return text is not None and len(decoder["content"]) <= len(text)
+
+
+def decoded(tokenizer: Any, ids: Sequence[int], is_simple: bool) -> str:
+    """The text of tokens, without special ones. `is_simple`: `has_simple_decoder`. Raises LimitError."""
+
+    def run() -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    characters = sum(len(token or "") for token in tokenizer.convert_ids_to_tokens(list(ids)))
+    return run() if is_simple and characters <= _SHORT else str(tokenized(run, characters))
 
 
 class TemplateError(Exception):

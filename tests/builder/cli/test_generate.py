@@ -71,6 +71,12 @@ def test_bad_input_is_one_message(model: tuple[Path, TinyDecoder], arguments: li
     assert words in ran.stderr
 
 
+def test_a_prompt_without_its_option(model: tuple[Path, TinyDecoder]) -> None:
+    ran = CliRunner().invoke(app, [str(model[0]), "Once upon a time", "--json"])
+    assert ran.exit_code == USAGE
+    assert "(Once upon a time); give a prompt with --prompt TEXT" in json.loads(ran.stdout)["error"]
+
+
 def test_a_model_without_caches_is_refused(gated_mlps: Path) -> None:
     ran = CliRunner().invoke(app, [str(gated_mlps), "--prompt", "a"])
     assert ran.exit_code == MODEL_AT_FAULT

@@ -194,6 +194,8 @@ def test_what_is_not_described_says_why(tmp_path: Path) -> None:
     assert reason is not None
     assert "gives [1, 3, 24, 24], expected [3, 32, 32]" in reason
     assert "in tiles" in str(describe(tmp_path, None, False, None).reason)
+    transformers.SiglipImageProcessor(size={"height": 10**6, "width": 10**6}).save_pretrained(tmp_path)
+    assert "memory" in str(describe(tmp_path, (32, 32), False, None).reason)
     (tmp_path / "preprocessor_config.json").write_text("[")
     assert describe(tmp_path, (32, 32), False, None).preprocessing is None
 
