@@ -15,13 +15,13 @@ import torch
 from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
+from trt_nvfp4.calibration.device import device
 from trt_nvfp4.calibration.samples.filled_caches import is_present, run
 from trt_nvfp4.calibration.statistics import store as statistics_file
 from trt_nvfp4.calibration.statistics.input_statistics import quantized
 from trt_nvfp4.calibration.statistics.reductions import REDUCTIONS, Builder, keep_only_outputs
 from trt_nvfp4.calibration.statistics.store import Arrays
 from trt_nvfp4.common.cpu_session import cpu_session
-from trt_nvfp4.common.device import device
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.external_data import follow_links, inside
 from trt_nvfp4.common.local_functions import add_op_functions, inlined

@@ -16,9 +16,9 @@ import onnx_ir as ir
 import torch
 from onnx_ir.convenience import get_const_tensor
 
+from trt_nvfp4.calibration.device import device
 from trt_nvfp4.calibration.recipes import SEARCHED_ROWS, Recipe, channel_scales
 from trt_nvfp4.calibration.statistics.statistics import Statistics
-from trt_nvfp4.common.device import device
 from trt_nvfp4.graph_passes.ir.last_axis import keeps_last_axis
 from trt_nvfp4.graph_passes.ir.nodes import is_op, operand, optional_operand, rank
 from trt_nvfp4.graph_passes.patterns.rms_norm import match_rms_norm

@@ -9,9 +9,9 @@ import onnx_ir as ir
 import torch
 from torch.nn.functional import pad
 
+from trt_nvfp4.calibration.device import device
 from trt_nvfp4.calibration.recipes import InputStatistics, Recipe, WeightQuantizer
 from trt_nvfp4.calibration.recipes.residual_channels import repeat_last
-from trt_nvfp4.common.device import device
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.subgraphs.values import Matrix
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, tile_scales, tiled_shape
