@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 from typer.testing import CliRunner
 
@@ -75,6 +76,17 @@ def test_a_prompt_without_its_option(model: tuple[Path, TinyDecoder]) -> None:
     ran = CliRunner().invoke(app, [str(model[0]), "Once upon a time", "--json"])
     assert ran.exit_code == USAGE
     assert "(Once upon a time); give a prompt with --prompt TEXT" in json.loads(ran.stdout)["error"]
+
+
+def test_an_onnx_runtime_without_the_operators_of_caches(
+    model: tuple[Path, TinyDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python 3.10's last is."""
+    monkeypatch.setattr(onnxruntime, "__version__", "1.23.2")
+    ran = CliRunner().invoke(app, [str(model[0]), "--prompt", "A", "--json"])
+    assert ran.exit_code == MODEL_AT_FAULT
+    assert "1.23.2 is too old for models with caches" in json.loads(ran.stdout)["error"]
+    assert "install onnxruntime 1.25 or newer" in json.loads(ran.stdout)["error"]
 
 
 def test_a_model_without_caches_is_refused(gated_mlps: Path) -> None:
