@@ -42,8 +42,14 @@ class Tokenizer:
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """The text's tokens. `special_tokens`: with those that the tokenizer adds, such as one at the beginning. Raises
-        BuilderError (model) for a tokenizer that comes to no end."""
+        BuilderError (usage) for what is no text, (model) for a tokenizer that comes to no end."""
         tokenize = self._tokenizer
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # bytes that the command line could not decode
+            raise BuilderError(
+                USAGE, f"prompt {text[:40]!r}: not UTF-8 text, from character {error.start + 1} on; give it in UTF-8"
+            ) from error
         try:
             found = tokenized(lambda: list(tokenize(text, add_special_tokens=special_tokens)["input_ids"]), len(text))
         except LimitError as error:

@@ -8,22 +8,20 @@ from pathlib import Path
 import onnx
 
 from trt_nvfp4.common.nested_graphs import nested
-from trt_nvfp4.common.onnx_runtime import onnxruntime
+from trt_nvfp4.common.onnx_runtime import lacks_caches, onnxruntime
 
 #: Optimizers of ONNX Runtime's that are not used. The first would hold a decoded copy of every weight; the next two
 #: join what quantizes with the Relu or Clip in front of it, and know integers alone: of FP8, one drops the Relu and one
 #: fails. The last one moves Transposes through a cubic Resize, which then fails, as it takes no such layout.
 DISABLED = ("ConstantFolding", "ReluQuantRewrite", "ClipQuantRewrite", "TransposeOptimizer_CPUExecutionProvider")
 
-# The first version with the operators of models with caches.
-_WITH_CACHES = (1, 25)
-
 
 def cpu_session(model: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSession:
     """A session of `model`, widened (see `widen`), whose external data lies in `folder`; nodes of one name get others
     in `model`. Raises ONNX Runtime's own errors, which have no common base but Exception; RuntimeError for a version
     of it that is too old for the model."""
-    _check_version(model)
+    if any(node.op_type == "TensorScatter" for node in model.graph.node) and (why := lacks_caches()):
+        raise RuntimeError(why)
     _name_nodes_apart(model)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # its errors are raised as well; printed, they carry names as they are
@@ -39,15 +37,6 @@ def cpu_session(model: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSe
         providers=["CPUExecutionProvider"],
         disabled_optimizers=list(DISABLED),
     )
-
-
-def _check_version(model: onnx.ModelProto) -> None:
-    version = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
-    if version < _WITH_CACHES and any(node.op_type == "TensorScatter" for node in model.graph.node):
-        raise RuntimeError(
-            f"version {onnxruntime.__version__} is too old for models with caches (TensorScatter); install onnxruntime "
-            f"{'.'.join(map(str, _WITH_CACHES))} or newer, which needs Python 3.11 or newer"
-        )
 
 
 def _name_nodes_apart(model: onnx.ModelProto) -> None:

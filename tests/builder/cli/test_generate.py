@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from onnx_models.tiny_decoder import TinyDecoder
 from trt_nvfp4.builder.cli.generate import app, printable
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE
 from trt_nvfp4.builder.export import huggingface
 
 TESTS = Path(__file__).parents[2]
@@ -60,6 +60,7 @@ def test_a_full_cache_is_a_warning(model: tuple[Path, TinyDecoder]) -> None:
         (["--prompt", "a", "--tokenizer", "/nowhere"], USAGE, "no tokenizer is there"),
         (["--prompt", "a"] * 5, USAGE, "takes at most 4 at once"),
         (["--prompt", "a", "--chat"], USAGE, "no chat template"),
+        (["--prompt", "a\udcff"], USAGE, "not UTF-8 text, from character 2 on"),
         (["--prompt", "a", "--top-k", "3"], USAGE, "greedy decoding ignores it"),
         (["--prompt", "a", "--prompt", "b", "--stream"], USAGE, "would mix"),
     ],
@@ -85,8 +86,11 @@ def test_an_onnx_runtime_without_the_operators_of_caches(
     monkeypatch.setattr(onnxruntime, "__version__", "1.23.2")
     ran = CliRunner().invoke(app, [str(model[0]), "--prompt", "A", "--json"])
     assert ran.exit_code == MODEL_AT_FAULT
-    assert "1.23.2 is too old for models with caches" in json.loads(ran.stdout)["error"]
-    assert "install onnxruntime 1.25 or newer" in json.loads(ran.stdout)["error"]
+    for words in ("1.23.2 is too old for models with caches", "install onnxruntime 1.25 or newer"):
+        assert words in json.loads(ran.stdout)["error"]
+    ran = CliRunner().invoke(app, [str(TOKENIZER), "--prompt", "A", "--json"])  # a directory, which is exported
+    assert ran.exit_code == UNAVAILABLE
+    assert "or add --task features" in json.loads(ran.stdout)["error"]
 
 
 def test_a_model_without_caches_is_refused(gated_mlps: Path) -> None:
