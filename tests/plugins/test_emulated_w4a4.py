@@ -138,10 +138,11 @@ def check_hidden(
 
 
 def spread(case: Case, first: int, rng: np.random.Generator, gated: bool) -> None:
-    """Of an up projection whose inputs begin at `first`: what is activated lies from -6 to 6, and blocks of hidden
-    values, but for the second, are each a quarter of the one before, down to scales that are E4M3's subnormals. The
-    largest hidden value is one whose activation is neither 0 nor 1, so that the tensor's scale shows it."""
-    case.inputs[0] *= 0.125
+    """Of an up projection whose inputs begin at `first`: what is activated lies about -6 to 6, another in each row, and
+    blocks of hidden values, but for the second, are each a quarter of the one before, down to scales that are E4M3's
+    subnormals. The largest hidden value is one whose activation is neither 0 nor 1, so that the tensor's scale shows
+    it."""
+    case.inputs[0] *= 0.5
     bias = case.inputs[first + 3]
     columns = bias.shape[-1] // (2 if gated else 1)
     size = 4.0 ** -np.maximum(np.arange(columns) // 16 - 1, 0)
@@ -161,7 +162,8 @@ ONE_FAMILY = pytest.mark.parametrize("emulated_gpu", ["b200"], indirect=True)  #
 @ONE_FAMILY
 @pytest.mark.parametrize("activation", [1, 2, 3])  # the others: test_emulated_rounding.py
 def test_small_blocks_beside_large(emulated: PluginHost, emulated_gpu: Gpu, seed: int, activation: int) -> None:
-    m, k, i = 5, 64, 160
+    """In many rows, so that the code of every column sees each part of its activation."""
+    m, k, i = 64, 64, 160
     rng = np.random.default_rng(seed)
     case = op_inputs.gated_mlp(rng, m, k, i, i, torch.float16)
     identity_down(case, i, 5)
