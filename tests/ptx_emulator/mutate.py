@@ -1,9 +1,9 @@
 """Breaks kernels on purpose and says what the tests that run them do not notice.
 
 A pytest plugin. It runs the tests that it is given once and notes which kernels they launch and which of their
-instructions run; then it draws mutations (see mutations.py) and repeats the tests for each, the cheapest first, until
-one fails. A wrong result, a report of the checker, any other error, and several times the CPU time of the kernel as it
-is all count as a failure.
+instructions run; then it draws mutations (see mutations.py) and repeats for each the tests that execute what it
+breaks, the cheapest first, until one fails. A wrong result, a report of the checker, any other error, and several times
+the CPU time of the kernel as it is all count as a failure.
 
     PYTHONPATH=tests:tests/plugins pytest -p ptx_emulator.mutate --mutations 200 --mutate W4A4Kernel \\
         --mutants mutants.jsonl tests/plugins/test_emulated_long_k.py -k gated
@@ -57,12 +57,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @dataclass
-class _Kernel:
-    """One that matches: what of it ran, and the seconds of the tests that launch it."""
+class Kernel:
+    """One that matches: what of it ran, and of each test that launches it the seconds, and what of it that ran."""
 
     module: LoadedModule
     coverage: Coverage
-    tests: dict[pytest.Item, float]
+    tests: dict[pytest.Item, tuple[float, Coverage]]
+
+    def tests_of(self, block: int) -> list[pytest.Item]:
+        """Those that execute the block, the cheapest first: no other can notice what it has instead."""
+        found = [item for item, (_, coverage) in self.tests.items() if block in coverage.blocks()]
+        return sorted(found, key=lambda item: self.tests[item][0])
 
 
 class _Process(Protocol):
@@ -119,7 +124,7 @@ def _known(path: Path, outcomes: tuple[str, ...] = ("killed", "survived")) -> li
     return [Mutation(**{n: r[n] for n in names}) for r in results if r["outcome"] in outcomes]
 
 
-def _observe(items: list[pytest.Item], pattern: str, jobs: int) -> dict[str, _Kernel]:
+def _observe(items: list[pytest.Item], pattern: str, jobs: int) -> dict[str, Kernel]:
     """The kernels that the tests launch, as they are. Each test runs in a process of its own; then the cheapest of each
     kernel runs in this one, so that mutants inherit what is parsed and compiled."""
     context = multiprocessing.get_context("fork")
@@ -148,7 +153,7 @@ def _observe(items: list[pytest.Item], pattern: str, jobs: int) -> dict[str, _Ke
     kernels = {}
     for name, found in tests.items():
         covered = Coverage.of_all(coverage for _, coverage in found.values())
-        kernels[name] = _Kernel(modules[name], covered, {item: seconds for item, (seconds, _) in found.items()})
+        kernels[name] = Kernel(modules[name], covered, found)
     return kernels
 
 
@@ -191,17 +196,18 @@ def _launches(note: Callable[[Launch, Counters], object]) -> Iterator[None]:
 
 
 def _with_next(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:
-    return zip(items, [*items[1:], None], strict=True)
+    return zip(items, [*items[1:], None], strict=False)  # of no items, none
 
 
-def _run(to: Connection, kernel: _Kernel, mutation: Mutation, other: Instruction | None) -> None:
+def _run(to: Connection, kernel: Kernel, mutation: Mutation, other: Instruction | None) -> None:
     """In a process of its own: sends each test before it starts, and at last what noticed the mutation, or ""."""
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  until the process ends
     apply(kernel.module, mutation, other)
     reason = ""
-    for item, following in _with_next(sorted(kernel.tests, key=lambda test: kernel.tests[test])):
+    for item, following in _with_next(kernel.tests_of(mutation.block)):
+        seconds, _ = kernel.tests[item]
         to.send(item.name)
-        signal.setitimer(signal.ITIMER_PROF, _GRACE + _TIMES * kernel.tests[item])  # SIGPROF ends the process
+        signal.setitimer(signal.ITIMER_PROF, _GRACE + _TIMES * seconds)  # SIGPROF ends the process
         failed = [report for report in runtestprotocol(item, log=False, nextitem=following) if report.failed]
         if failed:
             crash = getattr(failed[0].longrepr, "reprcrash", None)

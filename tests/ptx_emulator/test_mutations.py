@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from ptx_emulator.coverage import Coverage
 from ptx_emulator.device import Device, pack_params
 from ptx_emulator.errors import EmulatorError
 from ptx_emulator.hand_written import MODULE
+from ptx_emulator.mutate import Kernel
 from ptx_emulator.mutations import Mutation, Population, again, apply
 
 BODY = """
@@ -299,6 +302,29 @@ def test_every_mutation_shows() -> None:
         # What the module does beside the body is not looked at: its barrier address and predicate.
         if not mutation.before.startswith(("mov.u32 %r3", "add.u32 %r5", "setp", "ld.param.u32")):
             assert not np.array_equal(result, RESULT), mutation
+
+
+def test_a_mutation_is_tried_by_the_tests_that_execute_it() -> None:
+    coverages = []
+    for value in (3, 30):
+        device = Device()
+        module = device.load(MODULE.format(body="setp.ge.u32 %p2, %r1, 9; @%p2 bra end; add.u32 %r9, %r1, 1; end:"))
+        program, compiler = module.program("kernel")
+        compiler.coverage = Coverage()
+        memory = device.upload(np.zeros(256, np.uint32))
+        device.launch(module, "kernel", (1, 1, 1), (32, 1, 1), pack_params(memory, value), 8192)
+        coverages.append(compiler.coverage)
+    (adds,) = (
+        n for n, block in enumerate(program.blocks) if any(i.text.startswith("add.u32 %r9") for i in block.instructions)
+    )
+    tests: dict[Any, tuple[float, Coverage]] = {
+        "slow": (2.0, coverages[0]),
+        "another": (1.5, coverages[1]),
+        "fast": (1.0, coverages[0]),
+    }
+    kernel = Kernel(module, Coverage.of_all(coverages), tests)
+    assert kernel.tests_of(0) == ["fast", "another", "slow"]
+    assert kernel.tests_of(adds) == ["fast", "slow"]
 
 
 def test_a_mutation_of_another_program_is_refused() -> None:
