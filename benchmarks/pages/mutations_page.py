@@ -18,12 +18,12 @@ INTRODUCTION = """# Mutations of kernels
 [mutations.json](../../benchmarks/results/emulator/mutations.json). Written by
 `python -m benchmarks.pages.mutations_page`; a test holds it to that.
 
-The first run drew by earlier rules. What survived was tried again after tests had been added; what those noticed is no
-survivor. The second draws by today's rules, from instructions that some test executes, among them those behind guards
-and ways that are taken; its time ended before it had tried 200 of each.
+Mutations are drawn at random from instructions that some test executes, without those that a rule leaves out, and tried
+by all but the dearest tests. What survived was tried again after tests had been added. A survivor is equivalent if no
+test could notice it: outputs are the same, or as near as float32 rounds.
 
-| kernel | GPU | first: tried | survived | share | all | executed | drawn from | second: tried | survived | share |
-| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+| kernel | GPU | all | executed | drawn from | tried | survived | share | equivalent | not noticed |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 """
 
 
@@ -32,29 +32,27 @@ def page() -> str:
     runs = json.loads(RECORD.read_text())
     parts = [INTRODUCTION, *map(_line, runs)]
     for run in runs:
-        parts += _survivors(f"{run['kernels']}, first run", run["survivors"])
-        parts += _survivors(f"{run['kernels']}, second run", run["later"]["survivors"])
+        parts += _survivors(run)
     return "".join(parts)
 
 
 def _line(run: dict[str, Any]) -> str:
-    later = run["later"]
-    cells = [run["kernels"], run["architecture"], *_shares(run["tried"], len(run["survivors"]))]
-    cells += [f"{later[key]:,}" for key in ("in_all", "executed", "drawn_from")]
-    return f"| {' | '.join(cells + _shares(later['tried'], len(later['survivors'])))} |\n"
+    survived, equivalent = len(run["survivors"]), sum(survivor["equivalent"] for survivor in run["survivors"])
+    cells = [run["kernels"], run["architecture"], *(f"{run[key]:,}" for key in ("in_all", "executed", "drawn_from"))]
+    cells += [str(run["tried"]), str(survived), f"{100 * survived / run['tried']:.1f} %"]
+    return f"| {' | '.join([*cells, str(equivalent), str(survived - equivalent)])} |\n"
 
 
-def _shares(tried: int, survived: int) -> list[str]:
-    return [str(tried), str(survived), f"{100 * survived / tried:.1f} %"]
-
-
-def _survivors(heading: str, survivors: list[dict[str, Any]]) -> Iterator[str]:
-    yield f"\n## {heading}\n\n| rule | instruction | in its place | why no test can notice, or none does |\n"
-    yield "| --- | --- | --- | --- |\n"
-    for survivor in survivors:
+def _survivors(run: dict[str, Any]) -> Iterator[str]:
+    if not run["survivors"]:
+        return
+    yield f"\n## {run['kernels']}\n\n| rule | instruction | in its place | equivalent | why |\n"
+    yield "| --- | --- | --- | --- | --- |\n"
+    for survivor in run["survivors"]:
         cells = [
             survivor["rule"],
             *(f"`{survivor[key] or 'nothing'}`" for key in ("before", "after")),
+            "yes" if survivor["equivalent"] else "no",
             survivor["reason"],
         ]
         yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |\n"

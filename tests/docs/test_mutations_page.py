@@ -14,6 +14,6 @@ def test_page_is_up_to_date() -> None:
 
 def test_every_survivor_has_a_reason() -> None:
     runs = json.loads(mutations_page.RECORD.read_text())
-    for run in [*runs, *(run["later"] for run in runs)]:
+    for run in runs:
         assert run["tried"] == run["killed"] + len(run["survivors"])
         assert all(len(survivor["reason"]) > 20 and survivor["reason"].endswith(".") for survivor in run["survivors"])
