@@ -23,7 +23,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from trt_nvfp4.builder import errors
-from trt_nvfp4.builder.cli import bench_engine, build_engine, compare_engine, inspect_engine
+from trt_nvfp4.builder.cli import bench_engine, build_engine, compare_engine, generate, inspect_engine
 from trt_nvfp4.builder.cli.console import Command, ProgressBar, failures, output, print_json, status
 from trt_nvfp4.builder.command_line import command_line
 
@@ -205,6 +205,24 @@ def test_wrong_options_are_json_too(command: types.ModuleType, arguments: list[s
     assert failure["exit_code"] == errors.USAGE
     assert failure["error"] in " ".join(result.stderr.replace("│", " ").split())
     assert CliRunner().invoke(command.app, arguments).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"),
+    [
+        (generate, ["Once upon a time"], "(Once upon a time); give a prompt with --prompt TEXT"),
+        (
+            build_engine,
+            ["m.engine", "--target", "ada"],
+            "(m.engine); name the engine to write with -o OUT.engine, or a bundle with --bundle DIR",
+        ),
+    ],
+    ids=["generate", "build-engine"],
+)
+def test_an_argument_without_its_option(command: types.ModuleType, arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(command.app, ["m.onnx", *arguments, "--json"])
+    assert result.exit_code == errors.USAGE
+    assert words in json.loads(result.stdout)["error"]
 
 
 @pytest.mark.parametrize(

@@ -73,12 +73,6 @@ def test_bad_input_is_one_message(model: tuple[Path, TinyDecoder], arguments: li
     assert words in ran.stderr
 
 
-def test_a_prompt_without_its_option(model: tuple[Path, TinyDecoder]) -> None:
-    ran = CliRunner().invoke(app, [str(model[0]), "Once upon a time", "--json"])
-    assert ran.exit_code == USAGE
-    assert "(Once upon a time); give a prompt with --prompt TEXT" in json.loads(ran.stdout)["error"]
-
-
 def test_an_onnx_runtime_without_the_operators_of_caches(
     model: tuple[Path, TinyDecoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
