@@ -13,6 +13,7 @@ from trt_nvfp4.builder.components.source import Source
 from trt_nvfp4.builder.components.vision import ImageSize
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError, exit_code, first_line
 from trt_nvfp4.builder.export.adapter import Adapter
+from trt_nvfp4.builder.export.cache_support import check_caches_run
 from trt_nvfp4.builder.export.decoder_contract import CacheOptions
 from trt_nvfp4.builder.export.huggingface import load_model, longest_sequence, quiet
 
@@ -41,6 +42,7 @@ def of_directory(
         if encoder_decoder.is_encoder_decoder(model):
             if image_size is not None:
                 raise BuilderError(USAGE, f"--image-size {image_size}: {directory} takes no images; leave it out")
+            check_caches_run(directory)
             limit = getattr(model.config, "max_target_positions", None) or longest_sequence(directory)
             capacity = options.checked_capacity(directory, limit)
             found, example = _known(
@@ -53,6 +55,7 @@ def of_directory(
             )
             return Source(directory.name, "run", parts, flows, settings, embedded)
         elif vision_language.takes_images(model):
+            check_caches_run(directory)
             text = model.config.get_text_config(decoder=True)
             capacity = options.checked_capacity(directory, getattr(text, "max_position_embeddings", None))
             size = None if image_size is None else ImageSize.parse(image_size)

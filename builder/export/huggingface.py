@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
 from trt_nvfp4.builder.export.adapter import Adapter
+from trt_nvfp4.builder.export.cache_support import check_caches_run
 from trt_nvfp4.builder.export.decoder_contract import DECODER, CacheOptions
 from trt_nvfp4.builder.export.loading import EXPORT_IT, load_directory
 from trt_nvfp4.builder.export.tokenizer_files import tokenizer_files
@@ -25,7 +26,6 @@ from trt_nvfp4.builder.onnx_file import EXPORTED
 from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.common.model_config import check_counts
-from trt_nvfp4.common.onnx_runtime import lacks_caches
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -342,9 +342,7 @@ def _with_caches(
             f"{directory}: {type(model).__name__} has no language model head, so that it generates nothing; add --task "
             "features, or name the ...ForCausalLM class in config.json's architectures",
         )
-    # Patterns of attention are evaluated by it.
-    if (why := lacks_caches()) is not None:
-        raise BuilderError(UNAVAILABLE, f"{directory}: {why}; or add --task features, for a model without caches")
+    check_caches_run(directory, "; or add --task features, for a model without caches")
     capacity = cache.checked_capacity(directory, longest)
     program = decoder_step(directory, model, capacity, cache)
     extra = Extra(CACHED_OPSET, TRANSLATIONS, {DECODER: program.decoder.json()}, capacity)

@@ -12,6 +12,7 @@ from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.patterns.attention.types import DecoderError
 
 from ..errors import MODEL_AT_FAULT, BuilderError
+from .cache_support import check_caches_run
 from .decoder_contract import CAPACITY, DECODER, TOKENIZER, Decoder, end_ids
 from .tokenizer_files import copy_tokenizer
 
@@ -24,8 +25,10 @@ def convert_decoder(model: Path, destination: Path, capacity: int | None = None,
     beside the model, if any, into `tokenizer/` beside it.
 
     `capacity`: tokens that each cache holds; default: what config.json beside the model allows, at most 4096. Raises
-    BuilderError (model), naming the node, for a decoder that cannot be converted; ModelError as `load` does.
+    BuilderError (model), naming the node, for a decoder that cannot be converted; as `check_caches_run`; ModelError as
+    `load` does.
     """
+    check_caches_run(model)
     config = _json(model.parent / "config.json")
     limit = config.get("max_position_embeddings") or config.get("n_positions")
     if capacity is None:

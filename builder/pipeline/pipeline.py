@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.export import huggingface as export
+from trt_nvfp4.builder.export.cache_support import check_caches_run
 from trt_nvfp4.builder.export.decoder_contract import TOKENIZER, CacheOptions, decoder_of
 from trt_nvfp4.builder.export.onnx_decoders import convert_decoder
 from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
@@ -244,6 +245,9 @@ def _onnx_file(
         report.files["model with caches in place"] = str(converted)
         return converted, {}
     if not request.model.is_dir():
+        given = read_if_any(request.model)
+        if given is not None and decoder_of(given) is not None:
+            check_caches_run(request.model)
         return request.model, {}
     progress.stage(f"exporting {request.model.name} to ONNX")
     cache = CacheOptions(request.cache_capacity, request.max_batch or 1, request.all_logits)

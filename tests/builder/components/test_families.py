@@ -22,9 +22,10 @@ from trt_nvfp4.builder.components.parts import described
 from trt_nvfp4.builder.components.pipeline import Pipeline
 from trt_nvfp4.builder.components.source import Source, is_of_parts
 from trt_nvfp4.builder.components.vision import FEATURES
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
 from trt_nvfp4.builder.export.adapter import Adapter
 from trt_nvfp4.builder.export.decoder_contract import CacheOptions
+from trt_nvfp4.common.onnx_runtime import onnxruntime
 
 from .families import FAMILIES, IMAGE, saved
 
@@ -203,6 +204,18 @@ def test_models_of_another_kind(
     with pytest.raises(BuilderError, match=message) as failure:
         of_directory(tmp_path / "m", CacheOptions(64), None)
     assert failure.value.exit_code == MODEL_AT_FAULT
+
+
+@pytest.mark.parametrize("name", ["llava", "t5"])
+def test_an_onnx_runtime_without_the_operators_of_caches(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It is told before the parts are exported."""
+    saved(name, tmp_path / "m", seed)
+    monkeypatch.setattr(onnxruntime, "__version__", "1.23.2")
+    with pytest.raises(BuilderError, match=r"m: ONNX Runtime 1\.23\.2 is too old for models with caches") as failure:
+        of_directory(tmp_path / "m", CacheOptions(64), None)
+    assert failure.value.exit_code == UNAVAILABLE
 
 
 def test_features_are_the_encoders(tmp_path: Path, seed: int) -> None:

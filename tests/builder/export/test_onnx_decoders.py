@@ -13,10 +13,12 @@ from typer.testing import CliRunner
 
 from onnx_models import exported_decoders
 from onnx_models.exported_decoders import VOCAB, greedy
+from onnx_models.tiny_decoder import TinyDecoder
 from trt_nvfp4.builder.cli.build_engine import app
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
 from trt_nvfp4.builder.export.onnx_decoders import convert_decoder
 from trt_nvfp4.builder.generate import Generator
+from trt_nvfp4.common.onnx_runtime import onnxruntime
 from trt_nvfp4.graph_passes.decoders.rotary import lower_rotary
 
 TOKENS = 20
@@ -362,3 +364,24 @@ def test_build_engine_plans_and_rewrites_a_converted_decoder(rng: np.random.Gene
     refused = CliRunner().invoke(app, [str(original), *options, "--all-logits"])
     assert refused.exit_code == USAGE
     assert "--all-logits has no effect" in refused.stderr
+
+
+@pytest.mark.parametrize("cache", ["inplace", "keep"])
+def test_an_onnx_runtime_without_the_operators_of_caches(
+    cache: str, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python 3.10's last is; said before anything is written. Caches that grow need none of them."""
+    grows = tmp_path / "grows.onnx"
+    onnx.save(exported_decoders.model("optimum_qwen3", rng), grows)
+    model = grows if cache == "inplace" else TinyDecoder(rng).save(tmp_path / "updated.onnx")
+    monkeypatch.setattr(onnxruntime, "__version__", "1.23.2")
+    output = tmp_path / "out" / "model.engine"
+    options = ["-o", str(output), "--target", "rtx-blackwell", "--stop-after", "plan", "--cache"]
+    ran = CliRunner().invoke(app, [str(model), *options, cache, "--json"])
+    assert ran.exit_code == UNAVAILABLE, ran.output
+    message = json.loads(ran.stdout)["error"]
+    assert message.startswith(f"{model}: ONNX Runtime 1.23.2 is too old for models with caches")
+    assert "install onnxruntime 1.25 or newer" in message
+    assert not output.parent.exists()
+    kept = CliRunner().invoke(app, [str(grows), *options, "keep"])
+    assert kept.exit_code == 0, kept.output
