@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 # Data types of products that are not float32, in TensorRT's words.
@@ -73,12 +74,29 @@ def layers_of_log(message: str) -> list[Layer]:
             layers.append(
                 Layer(name, kind, _logged(inputs), _onnx_nodes(metadata), listed_types, _profile(line), tensors)
             )
-    return layers
+    return _by_graph(layers)
 
 
 def _profile(described: str) -> int:
     """TensorRT marks the names of all profiles but the first: `conv [profile 1]`."""
     return max(map(int, re.findall(r" \[profile (\d+)\]", described)), default=0)
+
+
+def _by_graph(layers: list[Layer]) -> list[Layer]:
+    """The layers, those in which no name is marked too in the profile of their compiled graph, whose number their names
+    end with (`_myl1_8`: number 8 of graph 1): what makes weights of their codes reads constants alone, which bear no
+    mark."""
+    numbers = [re.search(r"_myl(\d+)_(\d+)$", layer.name) for layer in layers]
+    if max(Counter(number.groups() for number in numbers if number).values(), default=0) > 1:
+        return layers  # each profile counts its graphs from 0
+    profiles: dict[str, int] = {}
+    for layer, number in zip(layers, numbers, strict=True):
+        if number:
+            profiles[number[1]] = max(layer.profile, profiles.get(number[1], 0))
+    return [
+        replace(layer, profile=profiles[number[1]]) if number else layer
+        for layer, number in zip(layers, numbers, strict=True)
+    ]
 
 
 def _logged(tensors: str) -> tuple[str, ...]:
@@ -95,7 +113,7 @@ def layers_of_inspector(text: str) -> list[Layer]:
         ports = [*entry.get("Inputs", []), *entry.get("Outputs", [])]
         tensors = frozenset(str(port.get("Name", "")) for port in ports)
         layers.append(Layer(entry["Name"], entry["LayerType"], inputs, nodes, constants, profile, tensors))
-    return layers
+    return _by_graph(layers)
 
 
 def _inspected(tensors: list[dict[str, Any]]) -> tuple[str, ...]:

@@ -150,6 +150,24 @@ def test_caches_that_are_copied_around_a_plugin_are_reported() -> None:
     assert problem.startswith("profile 1: 1 of 2 caches")
 
 
+@pytest.mark.parametrize(
+    ("graph", "profile"), [(1, 1), (0, 0)], ids=["graphs of all profiles", "counted from 0 in each"]
+)
+def test_layers_that_read_constants_alone_are_in_the_profile_of_their_graph(graph: int, profile: int) -> None:
+    """As TensorRT-RTX 1.7 lists what makes 16-bit weights of FP8 codes ahead of a product."""
+    weights = "Name: __myl_CastMulCast_myl{0}_8, LayerType: kgen, Inputs: [], Constants: [ {{ Name: w, Datatype: FP8 }}"
+    product = "Name: mm{1}_myl{0}_9, LayerType: gemm, Inputs: [ {{ Name: x{1}, Datatype: BFloat16 }}"
+    lines = [
+        f"{line.format(number, mark)}], Outputs: [], TacticName: t, StreamId: 0, Metadata: [ONNX Layer: {node}]"
+        for number, mark in ((0, ""), (graph, " [profile 1]"))
+        for node, line in (("dq", weights), ("mm", product))
+    ]
+    layers = layers_of_log("\n".join(["Layers:", *lines]))
+    assert [layer.profile for layer in layers] == [0, 0, profile, 1]
+    (entry,) = check_layers(layers, planned("fp8", "dq"), profiles=2)
+    assert (entry.problem is None) == (profile == 1)
+
+
 def test_products_in_float32() -> None:
     """Those of the network's types, those that TensorRT built otherwise, and none that it folded away."""
     layers = (("bf16.cast", "bf16", "Float"), ("bf16.mm", "bf16", "BFloat16"), ("wide", "wide", "Float"))
