@@ -50,9 +50,9 @@ _SOURCES = (
 )
 #: The family of kernels that an architecture runs, built on CUTLASS all or in part.
 _FAMILIES = {"90": "sm90", "100": "sm100", "103": "sm100", "110": "sm100", "120": "sm120", "121": "sm120"}
-#: Architectures whose libraries are the same but for the kernels' code. Objects that are kept hold all of a row, so
-#: that their sources are read, and their host code compiled, once.
-_TOGETHER = (("sm_100a", "sm_103a"), ("sm_120a", "sm_121a"))
+#: Architectures with one PTX, whose libraries differ in machine code alone. Objects that are kept hold all of a row, so
+#: that their sources are compiled once.
+_FAMILY_PTX = {"compute_100f": ("sm_100a", "sm_103a"), "compute_120f": ("sm_120a", "sm_121a")}
 #: Of the family sm100, those whose W4A4 gains nothing from clusters of two CTAs.
 _WITHOUT_PAIRS = ("110",)
 #: FP8 by mma.sync, and the architectures whose tensor cores take it so.
@@ -177,8 +177,8 @@ def build_library(arch: str, *, machine: str | None = None, progress: Progress |
 
 def find_build(arch: str, *, machine: str | None = None, keep: bool = False) -> Build:
     """How build_library builds. ``keep``: for objects that serve tests too, with PTX beside the machine code,
-    uncompressed, without line numbers, which take a sixth of the time, and the code of architectures that share all
-    else; everything else is the same.
+    uncompressed, without line numbers, which take a sixth of the time, and the machine code of all architectures with
+    that PTX; everything else is the same.
 
     Raises ToolchainError when no compiler is found.
     """
@@ -192,8 +192,11 @@ def find_build(arch: str, *, machine: str | None = None, keep: bool = False) -> 
     toolchain = find_nvcc(machine)
     headers = _tensorrt_headers(toolchain.machine)
     sources, arch_flags = architecture(arch)
-    archs = next((row for row in _TOGETHER if keep and arch in row), (arch,))
-    flags = [*_FLAGS, *_headers_flags(headers), *arch_flags, *(_gencode(each, ptx=keep) for each in archs)]
+    alone = (arch.replace("sm", "compute"), (arch,))
+    ptx, family = next(((ptx, row) for ptx, row in _FAMILY_PTX.items() if arch in row), alone)
+    archs = family if keep else (arch,)
+    code = ",".join([*archs, ptx] if keep else archs)
+    flags = [*_FLAGS, *_headers_flags(headers), *arch_flags, f"-gencode=arch={ptx},code=[{code}]"]
     if keep:
         flags.remove("-lineinfo")
         flags.append("--no-compress")
@@ -203,11 +206,6 @@ def find_build(arch: str, *, machine: str | None = None, keep: bool = False) -> 
     counting = [flag for flag in flags if not flag.startswith("-isystem=")]
     key = _key(compilers, [*counting, repr(_SOURCE_FLAGS), *environment, op_header.op_header()], _HASHED, headers)
     return Build(f"libtrt_nvfp4-{'-'.join(archs)}-{toolchain.machine}-{key}", toolchain, sources, flags)
-
-
-def _gencode(arch: str, *, ptx: bool) -> str:
-    compute = arch.replace("sm", "compute")
-    return f"-gencode=arch={compute},code=" + (f"[{arch},{compute}]" if ptx else arch)
 
 
 def architecture(arch: str) -> tuple[list[Path], list[str]]:

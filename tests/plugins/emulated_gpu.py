@@ -21,8 +21,10 @@ from ptx_emulator.shim import TARGETS, Gpu, Program, find_toolkit
 from trt_nvfp4.plugins.compile.library import ROOT
 from trt_nvfp4.plugins.host import PluginHost, Session
 
-# Thor's objects are for its own machine; the PTX of its W4A4 is B200's (test_machine_code.py).
-_TARGETS = {**TARGETS, "thor": replace(TARGETS["thor"], ptx_arch=TARGETS["b200"].arch)}
+# Whose PTX a GPU runs where that is not its own: its family's; Thor's objects are for its own machine, and the PTX of
+# its W4A4 is B200's (test_machine_code.py).
+_PTX_OF = {"b300": "b200", "thor": "b200", "spark": "rtx-blackwell"}
+_TARGETS = {**TARGETS, **{gpu: replace(TARGETS[gpu], ptx_arch=TARGETS[of].arch) for gpu, of in _PTX_OF.items()}}
 # Waits, peeks and stores that are disturbed: slow warps, and what lands late.
 DISORDER = 0.1
 _emulated: dict[str, tuple[Gpu, Program]] = {}

@@ -16,10 +16,7 @@ from trt_nvfp4.plugins.host import HostError, PluginHost
 
 pytestmark = pytest.mark.slow
 EVERY_GPU = pytest.mark.parametrize("emulated_gpu", ["b200", "b300", "thor", "rtx-blackwell", "spark"], indirect=True)
-# B300's and Thor's GEMMs are B200's to the last instruction (test_machine_code.py). Spark's are RTX Blackwell's but for
-# the compiler's choice of registers, so that some of the tests are enough.
-EVERY_GEMM = pytest.mark.parametrize("emulated_gpu", ["b200", "rtx-blackwell", "spark"], indirect=True)
-# SM100's sources and SM120's: b200 takes their one-CTA tiles, which are Thor's, and pairs, which are B300's.
+# PTX of SM100, B300's too, and of SM120, Spark's too: b200 takes one-CTA tiles, which are Thor's, and pairs.
 BOTH_FAMILIES = pytest.mark.parametrize("emulated_gpu", ["b200", "rtx-blackwell"], indirect=True)
 AUTO, W4A4, W4A4_PAIR = 0, 3, 4
 # Tokens from which a problem is emulated once, not twice: the same kernels show the same bits on fewer.
@@ -38,7 +35,7 @@ def gemm_launches(gpu: Gpu) -> list[tuple[int, int, int] | None]:
     return found
 
 
-@EVERY_GEMM
+@BOTH_FAMILIES
 @pytest.mark.parametrize(
     ("m", "n", "k", "dtype", "activation", "scale"),
     [
@@ -86,7 +83,7 @@ def test_no_tokens(emulated: PluginHost, seed: int) -> None:
     assert y.shape == (0, 24)
 
 
-@EVERY_GEMM
+@BOTH_FAMILIES
 @pytest.mark.parametrize(
     ("m", "n", "k", "activation", "splits"), [(5, 136, 2048, 4, 4), (130, 77, 1152, 0, 2), (3, 40, 1056, 0, 1)]
 )

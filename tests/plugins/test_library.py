@@ -68,6 +68,19 @@ def test_no_spills(library: Path) -> None:
     check_resources(resource_report(library))
 
 
+@needs_compiler
+@pytest.mark.parametrize(("one", "other", "ptx"), [("100a", "103a", "100f"), ("120a", "121a", "120f")])
+def test_a_family_has_one_ptx(one: str, other: str, ptx: str) -> None:
+    """So that what runs of one has run of both; kept objects hold the machine code of both."""
+    for arch in (one, other):
+        assert f"-gencode=arch=compute_{ptx},code=[sm_{arch}]" in find_build(f"sm_{arch}").flags
+        kept = find_build(f"sm_{arch}", keep=True)
+        assert f"-gencode=arch=compute_{ptx},code=[sm_{one},sm_{other},compute_{ptx}]" in kept.flags
+    assert plugin_library.architecture(f"sm_{one}") == plugin_library.architecture(f"sm_{other}")
+    assert find_build(f"sm_{one}").name != find_build(f"sm_{other}").name
+    assert find_build(f"sm_{one}", keep=True) == find_build(f"sm_{other}", keep=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_architecture_compiles(arch: str, tmp_path: Path) -> None:

@@ -90,7 +90,11 @@ def test_preferred_clusters_are_taken_or_not() -> None:
 @pytest.mark.parametrize(
     ("body", "runs_on", "missing_on"),
     [
-        ("tcgen05.fence::before_thread_sync;", ["sm_100a", "sm_103a", "sm_110a"], ["sm_120a", "sm_90a", "sm_100"]),
+        (
+            "tcgen05.fence::before_thread_sync;",
+            ["sm_100a", "sm_100f", "sm_103a", "sm_110a"],
+            ["sm_120a", "sm_120f", "sm_90a", "sm_100"],
+        ),
         ("wgmma.fence.sync.aligned;", ["sm_90a"], ["sm_100a", "sm_120a", "sm_90"]),
         ("setmaxnreg.inc.sync.aligned.u32 256;", [], ["sm_80", "sm_89"]),
         ("cp.async.wait_all;", ["sm_80", "sm_120a"], ["sm_75"]),

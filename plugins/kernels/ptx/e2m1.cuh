@@ -20,7 +20,7 @@ __device__ __forceinline__ uint32_t e2m1_encode(float x) {
 
 // The same of two values, `low` in the low nibble.
 __device__ __forceinline__ uint32_t e2m1_encode(float low, float high) {
-#if __CUDA_ARCH_SPECIFIC__ >= 1000
+#if __CUDA_ARCH_FAMILY_SPECIFIC__ >= 1000
     // The instruction makes 6 of NaN.
     low = low == low ? low : 0.0f;
     high = high == high ? high : 0.0f;

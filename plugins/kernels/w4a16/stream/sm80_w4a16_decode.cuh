@@ -15,8 +15,7 @@
 namespace trt_nvfp4::w4a16 {
 
 // sm_100 converts two codes of one byte in one instruction. It has no such conversion to BF16.
-#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL) || \
-    defined(__CUDA_ARCH_FEAT_SM110_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL) || defined(__CUDA_ARCH_FEAT_SM121_ALL)
+#if __CUDA_ARCH_FAMILY_SPECIFIC__ >= 1000
 constexpr bool kNativeE2m1 = true;
 #else
 constexpr bool kNativeE2m1 = false;
