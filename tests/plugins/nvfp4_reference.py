@@ -84,19 +84,30 @@ def quantize(x: npt.NDArray[np.float32], tensor_scale: float = 0.0, scale_search
         amax = f(np.abs(blocks).max()) if blocks.size else f(0)
         s_t = max(amax / f(1536 if scale_search else 2688), f(2.0**-126))
     amax = np.abs(blocks).max(-1)
-    s_b = np.minimum(amax / f(6) / s_t, f(448)).astype(ml_dtypes.float8_e4m3fn)
-    first = s_b.view(np.uint8).astype(np.int32)
-    candidates = {0: [first], 2: [np.clip(first + step, 1, 126) for step in (0, -1, 4, 5)]}
-    quarter = np.minimum(amax / f(4) / s_t, f(448)).astype(ml_dtypes.float8_e4m3fn)
-    candidates[1] = [first, quarter.view(np.uint8).astype(np.int32)]
-    losses = [_loss(blocks, s_t, code) for code in candidates[scale_search]]
-    best = np.choose(np.argmin(losses, 0), candidates[scale_search])
+    candidates = scale_candidates(amax, s_t, scale_search)
+    first = candidates[0]
+    losses = [_loss(blocks, s_t, code) for code in candidates]
+    best = np.choose(np.argmin(losses, 0), candidates)
     s_b = np.where((first > 0) & (first < 126), best, first).astype(np.uint8).view(ml_dtypes.float8_e4m3fn)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         scaled = blocks * (f(1) / s_t / s_b.astype(f))[..., None]
     codes = np.clip(scaled, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
     codes[s_b == 0] = 0
     return Quantized(codes.reshape(x.shape), s_b.view(np.uint8), s_t)
+
+
+def scale_candidates(amax: npt.NDArray[np.float32], s_t: np.float32, scale_search: int) -> list[npt.NDArray[np.int32]]:
+    """E4M3 codes of the block scales that a search looks at, the one without a search first."""
+    f = np.float32
+    first, quarter = (
+        np.minimum(amax / f(most) / s_t, f(448)).astype(ml_dtypes.float8_e4m3fn).view(np.uint8).astype(np.int32)
+        for most in (6, 4)
+    )
+    return {
+        0: [first],
+        1: [first, quarter],
+        2: [first, *(np.clip(first + step, 1, 126) for step in (-1, 4, 5))],
+    }[scale_search]
 
 
 def quantize_with_residual(

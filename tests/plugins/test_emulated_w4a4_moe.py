@@ -95,22 +95,26 @@ def test_hidden_values(
 
 
 @ONE_FAMILY
-@pytest.mark.parametrize("activation", range(1, 7))  # with gates: test_emulated_rounding.py
-def test_small_blocks_beside_large(emulated: PluginHost, seed: int, activation: int) -> None:
-    """In many rows, so that the code of every column sees each part of its activation."""
-    m, i = 64, 160
+@pytest.mark.parametrize(
+    ("m", "gated", "activation"), [*((64, 0, activation) for activation in range(1, 7)), (9, 1, 3)]
+)
+def test_small_blocks_beside_large(emulated: PluginHost, seed: int, m: int, gated: int, activation: int) -> None:
+    """In many rows, so that the code of every column sees each part of its activation. More of gates:
+    test_emulated_rounding.py."""
+    i = 160
     rng = np.random.default_rng(seed)
-    case = op_inputs.moe(rng, m, i, i, 2, torch.float16, gated=0)
+    case = op_inputs.moe(rng, m, i, i, 2, torch.float16, gated=gated)
     identity_down(case, i, 7)
     case.inputs[2][:] = torch.tensor([9.0, -9])
-    spread(case, 3, rng, gated=False)
+    spread(case, 3, rng, bool(gated))
     search = activation % 3
-    attributes = {"top_k": 1, "scoring": 2, "gated": 0, "activation": activation, "quantize_activations": 1}
+    attributes = {"top_k": 1, "scoring": 2, "gated": gated, "activation": activation, "quantize_activations": 1}
     attributes["scale_search"] = search
-    (y,) = run(emulated, "NVFP4MoE", case.inputs, attributes, W4A4)
+    (y,) = run(emulated, "NVFP4MoE", case.inputs, attributes, W4A4, again=False)
     x = quantize(float64(case.inputs[0]).astype(np.float32), 0, search).values
     pre = x @ case.weights[0].values[0].T + float64(case.inputs[6])[0]
-    check_hidden(y, activate(pre, activation), 0.0, search)
+    hidden = gated_activate(pre[:, 0::2], pre[:, 1::2], activation, 0, 0) if gated else activate(pre, activation)
+    check_hidden(y, hidden, 0.0, search)
 
 
 @ONE_GPU
