@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from itertools import zip_longest
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -67,6 +68,8 @@ class Kernel:
     def tests_of(self, block: int) -> list[pytest.Item]:
         """Those that execute the block, the cheapest first: no other can notice what it has instead."""
         found = [item for item, (_, coverage) in self.tests.items() if block in coverage.blocks()]
+        if not found:
+            raise pytest.UsageError(f"no test executes block {block}, in which a mutation is to be tried")
         return sorted(found, key=lambda item: self.tests[item][0])
 
 
@@ -89,7 +92,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     kernels = _observe(session.items, options.mutate, options.mutation_jobs)
     if not kernels:
         raise pytest.UsageError(f"these tests launch no kernel whose name matches {options.mutate!r}")
-    todo = []
+    todo: list[Any] = []
     seen: set[object] = set()
     for name, kernel in kernels.items():
         program, _ = kernel.module.program(name)
@@ -105,7 +108,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     random.Random(options.mutation_seed).shuffle(todo)  # what the time ends is a sample too
     drawn_before = options.survivors is None and options.mutants is not None and options.mutants.exists()
     known = set(_known(options.mutants)) if drawn_before else set()
-    todo = [(kernel, mutation, other) for kernel, mutation, other in todo if mutation not in known]
+    todo = [(kernel, m, other, kernel.tests_of(m.block)) for kernel, m, other in todo if m not in known]
     counts = {"killed": 0, "survived": 0}
     with open(options.mutants or os.devnull, "a") as lines:
         for result in _all(todo, options.mutation_jobs, end):
@@ -196,15 +199,17 @@ def _launches(note: Callable[[Launch, Counters], object]) -> Iterator[None]:
 
 
 def _with_next(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:
-    return zip(items, [*items[1:], None], strict=False)  # of no items, none
+    return zip_longest(items, items[1:])
 
 
-def _run(to: Connection, kernel: Kernel, mutation: Mutation, other: Instruction | None) -> None:
+def _run(
+    to: Connection, kernel: Kernel, mutation: Mutation, other: Instruction | None, tests: list[pytest.Item]
+) -> None:
     """In a process of its own: sends each test before it starts, and at last what noticed the mutation, or ""."""
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  until the process ends
     apply(kernel.module, mutation, other)
     reason = ""
-    for item, following in _with_next(kernel.tests_of(mutation.block)):
+    for item, following in _with_next(tests):
         seconds, _ = kernel.tests[item]
         to.send(item.name)
         signal.setitimer(signal.ITIMER_PROF, _GRACE + _TIMES * seconds)  # SIGPROF ends the process
@@ -224,9 +229,9 @@ def _all(todo: list[Any], jobs: int, end: float) -> Iterator[dict[str, Any]]:
     waiting = todo[::-1]
     while (waiting or running) and time.monotonic() < end:
         while waiting and len(running) < jobs:
-            kernel, mutation, other = waiting.pop()
+            kernel, mutation, other, tests = waiting.pop()
             here, there = context.Pipe(duplex=False)
-            process = context.Process(target=_run, args=(there, kernel, mutation, other))
+            process = context.Process(target=_run, args=(there, kernel, mutation, other, tests))
             process.start()
             there.close()
             running[here] = process, mutation, time.monotonic(), []

@@ -325,6 +325,8 @@ def test_a_mutation_is_tried_by_the_tests_that_execute_it() -> None:
     kernel = Kernel(module, Coverage.of_all(coverages), tests)
     assert kernel.tests_of(0) == ["fast", "another", "slow"]
     assert kernel.tests_of(adds) == ["fast", "slow"]
+    with pytest.raises(pytest.UsageError, match=f"no test executes block {adds}, "):
+        Kernel(module, coverages[1], {"another": tests["another"]}).tests_of(adds)
 
 
 def test_a_mutation_of_another_program_is_refused() -> None:
