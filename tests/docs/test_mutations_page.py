@@ -16,4 +16,5 @@ def test_every_survivor_has_a_reason() -> None:
     runs = json.loads(mutations_page.RECORD.read_text())
     for run in runs:
         assert run["tried"] == run["killed"] + len(run["survivors"])
+        assert all(isinstance(survivor["equivalent"], bool) for survivor in run["survivors"])
         assert all(len(survivor["reason"]) > 20 and survivor["reason"].endswith(".") for survivor in run["survivors"])
