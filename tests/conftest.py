@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -26,20 +27,29 @@ def seed() -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def onnx_in_this_process() -> Iterator[None]:
-    """ONNX's passes run in the tests' own process: one for each of thousands of graphs takes 15 to 25 ms, where
-    torch is loaded. `test_graphs_that_end_onnx.py` has them where users have them."""
+    """ONNX's passes run in the tests' own process: a fork per graph costs 15 to 25 ms once torch is loaded. Tests that
+    use `onnx_in_processes` have them where users have them."""
     from trt_nvfp4.common import onnx_process
     from trt_nvfp4.common.limited import LimitError
 
     def here(function: Callable[[], Any], seconds: float, memory: int) -> Any:
         try:
-            return function()
+            return json.loads(json.dumps(function()))
         except Exception as error:
             raise LimitError(str(error)) from error
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnx_process, "limited", here)
         yield
+
+
+@pytest.fixture
+def onnx_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX's passes run as users have them, in a fork each, unlike in other tests."""
+    from trt_nvfp4.common import onnx_process
+    from trt_nvfp4.common.limited import limited
+
+    monkeypatch.setattr(onnx_process, "limited", limited)
 
 
 def pytest_collection_finish() -> None:

@@ -226,8 +226,8 @@ def _reader_has_gone(error: BaseException) -> bool:
 class Command(TyperCommand):
     """A command that ends as `failures` says, too, where what Typer prints, help and wrong options, cannot be written.
 
-    Wrong options, too, are JSON on stdout where ``--json`` asks for it. `extra` says what to give in place of an
-    argument too many.
+    Wrong options, too, are JSON on stdout where ``--json`` asks for it. `extra`: what to say after
+    "unexpected extra argument".
     """
 
     extra = ""

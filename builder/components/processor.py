@@ -23,7 +23,7 @@ _PILLOW = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 #: Steps of 8-bit values by which resizing here and there may round differently, on average.
 _STEPS = 0.5
 _MARK = "MARK"
-# For one image, which takes a fraction of one.
+# Limit for one image; normally under a second.
 _SECONDS = 60.0
 _FILES = ("preprocessor_config.json", "processor_config.json")
 
@@ -136,7 +136,7 @@ def _compare(own: Any, image: np.ndarray, described: Preprocessing) -> None:
 def _prompt(processor: Any, image: np.ndarray, image_token: int) -> tuple[str, str] | None:
     """What the processor puts around a prompt with one image, collapsed to one token for the image. Raises LimitError
     for a tokenizer or a template without an end."""
-    texts = _texts(processor)  # not in `tried`: a process of a process would outlive it
+    texts = _texts(processor)  # not in `tried`, whose time depends on their length
 
     def tried() -> tuple[str, str] | None:
         import torch

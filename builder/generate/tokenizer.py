@@ -42,7 +42,7 @@ class Tokenizer:
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """The text's tokens. `special_tokens`: with those that the tokenizer adds, such as one at the beginning. Raises
-        BuilderError (usage) for what is no text, (model) for a tokenizer that comes to no end."""
+        BuilderError (usage) for text that is not UTF-8, (model) for a tokenizer that comes to no end."""
         tokenize = self._tokenizer
         try:
             text.encode()

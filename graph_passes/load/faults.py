@@ -13,7 +13,7 @@ from pathlib import Path
 
 import onnx
 
-from trt_nvfp4.common.limited import LimitError
+from trt_nvfp4.common.limited import LimitError, UnfinishedError
 from trt_nvfp4.common.onnx_process import with_onnx
 from trt_nvfp4.errors import TrtNvfp4Error
 from trt_nvfp4.graph_passes.load.source import ModelError, checked
@@ -46,10 +46,14 @@ def naming(model: Path, graph: Path) -> Iterator[None]:
 
 
 def _fault(path: Path) -> str | None:
-    """What is wrong with the model, None where nothing is."""
+    """What is wrong with the model, None where nothing is, or that cannot be told."""
     try:
         checked(path)
         with_onnx(lambda: onnx.checker.check_model(str(path), full_check=True), path.stat().st_size)
+    except UnfinishedError:
+        return None
     except (ModelError, LimitError) as error:
         return " ".join(str(error).split())
+    except Exception:  # of the checks themselves, in the place of the error that was not foreseen
+        return None
     return None

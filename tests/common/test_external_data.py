@@ -39,7 +39,10 @@ def test_onnxruntime_reads_through_links(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../secret", "/etc/hostname", "/dev/zero", "folder", "pipe", "link", "device", "up/secret", "circle", "a\0b"],
+    [
+        *("../secret", "/etc/hostname", "/dev/zero", "folder", "pipe", "link", "device", "up/secret"),
+        *("circle", "circle/x", "circle/x/y", "a\0b"),
+    ],
 )
 def test_refused_names(tmp_path: Path, name: str) -> None:
     (tmp_path / "secret").write_text("secret")

@@ -147,6 +147,11 @@ def test_decoders_that_lengthen_text(folder: Path) -> None:
         (decoders.Replace("▁", "__"), False),
         (decoders.Sequence([LLAMA, decoders.Replace(Regex("x+"), "")]), False),
         (decoders.Sequence([decoders.Fuse()] * 17), False),
+        (decoders.BPEDecoder(), True),
+        (decoders.BPEDecoder(suffix=""), False),
+        (decoders.CTC(), True),
+        (decoders.Sequence([decoders.CTC(word_delimiter_token="")]), False),
+        (decoders.Replace("", ""), False),
     ],
 )
 def test_which_decoders_run_with_limits(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import psutil
 import pytest
 
 from trt_nvfp4.common import limited as module
-from trt_nvfp4.common.limited import LimitError, limited
+from trt_nvfp4.common.limited import LimitError, UnfinishedError, limited
 
 
 def test_results_and_their_process() -> None:
@@ -71,7 +74,7 @@ def hoard() -> int:
         (lambda: len(bytes(2 * module.MEMORY)), "takes more than 2 GB of memory"),
         (os.abort, "ended early .SIGABRT"),
         (lambda: os._exit(3), "ended early .status 3"),
-        (raising, "what is missing"),
+        (raising, "^KeyError: 'what is missing'$"),
         (nameless, "RuntimeError"),
         (silent, "SilentError"),
         (lambda: object(), "not JSON serializable"),
@@ -79,9 +82,11 @@ def hoard() -> int:
 )
 def test_what_does_not_end_well(function: Callable[[], Any], words: str) -> None:
     started = time.monotonic()
-    with pytest.raises(LimitError, match=words):
+    with pytest.raises(LimitError, match=words) as failure:
         limited(function, 1 if "does not end" in words else 20)
     assert time.monotonic() - started < 30
+    is_limit = any(part in words for part in ("does not end", "memory"))
+    assert isinstance(failure.value, UnfinishedError) == is_limit
 
 
 def test_half_the_memory_suffices() -> None:
@@ -114,6 +119,63 @@ def test_descriptors_beyond_those_of_select() -> None:
         for descriptor in held:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_one_within_another() -> None:
+    assert limited(lambda: limited(lambda: [7], 20), 20) == [7]
+
+
+def test_processes_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is forked while this thread has a pipe open, and goes on, does not keep this thread from its answer."""
+    gate, opener = os.pipe()
+    piped = threading.Event()
+    others = [
+        threading.Thread(target=lambda: piped.wait() and limited(lambda: os.read(gate, 1).decode(), 60)),
+        threading.Thread(target=lambda: piped.wait() and read_in_a_fork(gate)),
+    ]
+    pipe, here = os.pipe, threading.get_ident()
+
+    def slow_pipe() -> tuple[int, int]:
+        ends = pipe()
+        if threading.get_ident() == here:
+            piped.set()
+            time.sleep(0.3)
+        return ends
+
+    monkeypatch.setattr(os, "pipe", slow_pipe)
+    for other in others:
+        other.start()
+    try:
+        assert limited(lambda: 7, 10) == 7
+    finally:
+        os.write(opener, b"ab")
+        for other in others:
+            other.join()
+        for end in (gate, opener):
+            os.close(end)
+
+
+def read_in_a_fork(gate: int) -> None:
+    """As other code forks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        os.read(gate, 1)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("name", ["fork", "pipe"])
+def test_no_process(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def fails() -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(os, name, fails)
+    with pytest.raises(UnfinishedError, match=r"no process could be started: .*temporarily unavailable"):
+        limited(lambda: 7, 20)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:

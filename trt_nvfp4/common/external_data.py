@@ -27,7 +27,8 @@ def inside(folder: Path, name: str) -> Path:
         file = (folder / name).resolve()
     except (OSError, RuntimeError) as error:  # links in a circle
         raise ValueError(f"{folder / name}: cannot be resolved: {error}") from error
-    if file.is_symlink():  # links in a circle, of which Python 3.13 says nothing
+    # Links in a circle, of which Python 3.13 says nothing; what it finds has no other link.
+    if any(part.is_symlink() for part in (file, *file.parents)):
         raise ValueError(f"{folder / name}: cannot be resolved: its links lead in a circle")
     if not any(root in file.parents for root in _roots(folder)):
         raise ValueError(f"{folder / name} lies outside the model's folder, at {file}; put the file itself there")

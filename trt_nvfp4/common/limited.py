@@ -9,6 +9,7 @@ import os
 import resource
 import select
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -17,37 +18,47 @@ from typing import Any
 
 #: Bytes that the process may take beside what this one has.
 MEMORY = 2 << 30
-# The C library of this process. Looked up here: nothing is loaded between a fork and its limits.
+# The C library of this process. Loaded before any fork.
 _LIBC = ctypes.CDLL(None)
 # Of linux/prctl.h: the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
 # Bytes of a result.
 _LARGEST = 1 << 30
+# Held wherever this process forks, by whatever code, and while the writing end of a pipe is open here: a process that
+# another thread forks would keep that end, and its reader would see no end before that process does.
+_FORKING = threading.RLock()
+os.register_at_fork(before=_FORKING.acquire, after_in_parent=_FORKING.release, after_in_child=_FORKING.release)
+# Errors whose text alone says little: a key, or nothing.
+_TERSE = (AssertionError, LookupError)
 
 
 class LimitError(Exception):
     """The time or the memory did not suffice, the process died, or what ran there raised an error; says which."""
 
 
+class UnfinishedError(LimitError):
+    """The time or the memory did not suffice, or no process could be started: nothing is known of what should run."""
+
+
 def limited(function: Callable[[], Any], seconds: float, memory: int | None = None) -> Any:
     """What `function` returns, as JSON has it. It runs in a fork of this process, so that nothing that it changes
     lasts, and should compute in Python, or on one thread, alone: no other thread goes on there.
 
-    `memory`: bytes that it may take beside what this process has; `MEMORY` unless given. Raises LimitError.
+    `memory`: bytes that it may take beside what this process has; `MEMORY` unless given. Raises LimitError, as
+    UnfinishedError where that says nothing of `function`.
     """
     memory = MEMORY if memory is None else memory
     parent = os.getpid()
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, beside other threads
-        child = os.fork()
+    with _FORKING:
+        reader, writer, child = _forked()
+        if child:
+            os.close(writer)
     if child == 0:
         try:
             _end_with(parent)
             _run(function, writer, memory)
         finally:  # whatever was raised: the fork must not go on as the program that it was made of
             os._exit(1)
-    os.close(writer)
     try:
         answer = _read(reader, seconds)
     finally:
@@ -55,18 +66,35 @@ def limited(function: Callable[[], Any], seconds: float, memory: int | None = No
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
     if answer is None:
-        raise LimitError(f"it does not end within {seconds:.0f} s")
+        raise UnfinishedError(f"it does not end within {seconds:.0f} s")
     try:
         found = json.loads(answer)
     except ValueError:
         raise LimitError(f"its process ended early ({_ending(status)})") from None
+    if "limit" in found:
+        raise UnfinishedError(found["limit"])
     if "failure" in found:
         raise LimitError(found["failure"])
     return found["result"]
 
 
+def _forked() -> tuple[int, int, int]:
+    """Both ends of a pipe and, in this process, the number of another, which is a fork of it; 0 there."""
+    ends: tuple[int, ...] = ()
+    try:
+        ends = reader, writer = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, beside other threads
+            return reader, writer, os.fork()
+    except OSError as error:
+        for end in ends:
+            os.close(end)
+        raise UnfinishedError(f"no process could be started: {error}") from error
+
+
 def _end_with(parent: int) -> None:
-    """Let this process be ended when its parent is, however that ends."""
+    """Let this process be ended when its parent is, however that ends. The signal comes when the thread that forked
+    ends, which waits in `limited`."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before
         os._exit(1)
@@ -75,7 +103,7 @@ def _end_with(parent: int) -> None:
 def _run(function: Callable[[], Any], writer: int, memory: int) -> None:
     """In the fork, which ends here."""
     # Made now: where it is needed, no memory may be left to make it.
-    no_memory = json.dumps({"failure": f"it takes more than {memory / (1 << 30):.3g} GB of memory"}).encode()
+    no_memory = json.dumps({"limit": f"it takes more than {memory / (1 << 30):.3g} GB of memory"}).encode()
     # Its threads are not there; it would wait for them, or say so on stderr.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
@@ -99,12 +127,16 @@ def _run(function: Callable[[], Any], writer: int, memory: int) -> None:
 
 
 def _failure(error: BaseException, no_memory: bytes) -> bytes:
+    name = type(error).__name__
     try:
-        return json.dumps({"failure": str(error) or type(error).__name__}).encode()
+        text = str(error)
+        if isinstance(error, _TERSE) and text:
+            text = f"{name}: {text}"
+        return json.dumps({"failure": text or name}).encode()
     except MemoryError:
         return no_memory
     except BaseException:  # its text cannot be had
-        return json.dumps({"failure": type(error).__name__}).encode()
+        return json.dumps({"failure": name}).encode()
 
 
 def _read(reader: int, seconds: float) -> bytes | None:

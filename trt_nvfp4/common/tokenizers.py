@@ -19,6 +19,10 @@ _CHATS_PER_SECOND = 20
 # What decodes so few characters by so few decoders, none of which can take long, needs no process of its own.
 _SHORT = 1 << 20
 _FEW_DECODERS = 16
+# Decoders that make no text longer than by a space for each token; and, of those that replace a text, where it is: in
+# front of, and behind, each character lies an empty one.
+_PLAIN = {"ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Sequence", "Strip", "WordPiece"}
+_REPLACED = {"BPEDecoder": "suffix", "CTC": "word_delimiter_token"}
 
 
 def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
@@ -64,10 +68,11 @@ def _decoders(decoder: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _shortens(decoder: Mapping[str, Any]) -> bool:
-    if decoder["type"] != "Replace":
-        return True  # or adds a space for each token
-    text = decoder["pattern"].get("String")
-    return text is not None and len(decoder["content"]) <= len(text)
+    kind = decoder["type"]
+    if kind == "Replace":
+        text = decoder["pattern"].get("String")
+        return bool(text) and len(decoder["content"]) <= len(text)
+    return kind in _PLAIN or (kind in _REPLACED and bool(decoder[_REPLACED[kind]]))
 
 
 def decoded(tokenizer: Any, ids: Sequence[int], is_simple: bool) -> str:
