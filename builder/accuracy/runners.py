@@ -19,13 +19,13 @@ from polygraphy.comparator import IterationResult
 from polygraphy.exception import PolygraphyException
 from polygraphy.logger import G_LOGGER
 
-from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
 from trt_nvfp4.builder.export.layer_caches import with_layer_caches
 from trt_nvfp4.builder.onnx_file import check_plan, is_rewritten, read
 from trt_nvfp4.builder.report.inspection import changed_files, read_manifest
 from trt_nvfp4.builder.tensorrt import load as runtime
 from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs
-from trt_nvfp4.common.cpu_session import cpu_session
+from trt_nvfp4.common.cpu_session import TooOldError, cpu_session
 from trt_nvfp4.common.external_data import follow_links, inside
 from trt_nvfp4.common.local_functions import add_op_functions
 from trt_nvfp4.common.onnx_runtime import onnxruntime
@@ -196,6 +196,8 @@ def session_of(
     add_op_functions(with_layer_caches(proto))
     try:
         return cpu_session(widen(proto, rounding), folder)
+    except TooOldError as error:
+        raise BuilderError(UNAVAILABLE, f"{source}: {error}") from error
     except Exception as error:  # ONNX Runtime's own error types
         raise BuilderError(MODEL_AT_FAULT, f"{source}: ONNX Runtime cannot run this model: {error}") from error
 

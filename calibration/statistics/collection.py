@@ -21,7 +21,7 @@ from trt_nvfp4.calibration.statistics import store as statistics_file
 from trt_nvfp4.calibration.statistics.input_statistics import quantized
 from trt_nvfp4.calibration.statistics.reductions import REDUCTIONS, Builder, keep_only_outputs
 from trt_nvfp4.calibration.statistics.store import Arrays
-from trt_nvfp4.common.cpu_session import cpu_session
+from trt_nvfp4.common.cpu_session import TooOldError, cpu_session
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.external_data import follow_links, inside
 from trt_nvfp4.common.local_functions import add_op_functions, inlined
@@ -340,5 +340,7 @@ def _session(
     keep_only_outputs(model)
     try:
         return cpu_session(model, folder)
+    except TooOldError as error:
+        raise TooOldError(f"{path}: {error}") from error
     except Exception as error:  # ONNX Runtime's exceptions have no common base but this
         raise CalibrationError(f"{path}: ONNX Runtime cannot load it: {error}") from error

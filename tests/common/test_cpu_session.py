@@ -10,7 +10,7 @@ import pytest
 from onnx import parser
 
 from onnx_models.position_table import position_table
-from trt_nvfp4.common.cpu_session import cpu_session
+from trt_nvfp4.common.cpu_session import TooOldError, cpu_session
 
 
 @pytest.mark.parametrize("opset", [13, 17, 19])
@@ -41,3 +41,22 @@ def test_nodes_of_one_name(tmp_path: Path) -> None:
     (y,) = cpu_session(model, tmp_path).run(None, {"x": x, "c": np.array(True)})
     np.testing.assert_allclose(y, np.exp([1, 0]), rtol=1e-6)
     assert len({node.name for node in model.graph.node}) == 5
+
+
+@pytest.mark.parametrize(("scatter", "is_refused"), [("TensorScatter", True), ("a.TensorScatter", False)])
+def test_a_version_without_caches(
+    scatter: str, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bodies, too; an operator of the same name in another domain is not ONNX's."""
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 24, "a": 1]>
+        g (float[1, 1, 4, 2] past, float[1, 1, 1, 2] new, int64[1] at, bool c) => (float[1, 1, 4, 2] y) {{
+            y = If (c) <then_branch = yes () => (float[1, 1, 4, 2] f) {{ f = {scatter} (past, new, at) }},
+                        else_branch = no () => (float[1, 1, 4, 2] h) {{ h = Neg(past) }}>
+        }}
+        <domain: "a", opset_import: ["": 24]> TensorScatter (past, new, at) => (out) {{ out = Add(past, new) }}""")
+    monkeypatch.setattr(onnxruntime, "__version__", "1.23.2")
+    if is_refused:
+        with pytest.raises(TooOldError, match=r"ONNX Runtime 1\.23\.2 is too old"):
+            cpu_session(model, tmp_path)
+    else:
+        cpu_session(model, tmp_path)

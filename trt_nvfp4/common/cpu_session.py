@@ -9,6 +9,7 @@ import onnx
 
 from trt_nvfp4.common.nested_graphs import nested
 from trt_nvfp4.common.onnx_runtime import lacks_caches, onnxruntime
+from trt_nvfp4.errors import TrtNvfp4Error
 
 #: Optimizers of ONNX Runtime's that are not used. The first would hold a decoded copy of every weight; the next two
 #: join what quantizes with the Relu or Clip in front of it, and know integers alone: of FP8, one drops the Relu and one
@@ -16,12 +17,18 @@ from trt_nvfp4.common.onnx_runtime import lacks_caches, onnxruntime
 DISABLED = ("ConstantFolding", "ReluQuantRewrite", "ClipQuantRewrite", "TransposeOptimizer_CPUExecutionProvider")
 
 
+class TooOldError(TrtNvfp4Error):
+    """This version of ONNX Runtime does not know the model's operators."""
+
+    exit_code = 4
+
+
 def cpu_session(model: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSession:
     """A session of `model`, widened (see `widen`), whose external data lies in `folder`; nodes of one name get others
-    in `model`. Raises ONNX Runtime's own errors, which have no common base but Exception; RuntimeError for a version
-    of it that is too old for the model."""
-    if any(node.op_type == "TensorScatter" for node in model.graph.node) and (why := lacks_caches()):
-        raise RuntimeError(why)
+    in `model`. Raises ONNX Runtime's own errors, which have no common base but Exception; TooOldError."""
+    nodes = (node for graph in nested(model.graph) for node in graph.node)
+    if any(node.op_type == "TensorScatter" and not node.domain for node in nodes) and (why := lacks_caches()):
+        raise TooOldError(why)
     _name_nodes_apart(model)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # its errors are raised as well; printed, they carry names as they are
