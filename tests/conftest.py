@@ -7,6 +7,8 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from copy import deepcopy
+from types import CellType, FunctionType
 from typing import Any
 
 import pytest
@@ -34,13 +36,24 @@ def onnx_in_this_process() -> Iterator[None]:
 
     def here(function: Callable[[], Any], seconds: float, memory: int) -> Any:
         try:
-            return json.loads(json.dumps(function()))
+            return json.loads(json.dumps(_on_copies(function)()))
         except Exception as error:
             raise LimitError(str(error)) from error
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnx_process, "limited", here)
         yield
+
+
+def _on_copies(function: Callable[[], Any]) -> Callable[[], Any]:
+    """`function` with copies of the models that it holds: what a fork changes in them, its parent does not see."""
+    import onnx
+
+    if not isinstance(function, FunctionType):
+        return function
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    held = tuple(CellType(deepcopy(each) if isinstance(each, onnx.ModelProto) else each) for each in cells)
+    return FunctionType(function.__code__, function.__globals__, closure=held)
 
 
 @pytest.fixture

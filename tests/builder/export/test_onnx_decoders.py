@@ -345,6 +345,7 @@ def test_what_has_no_place_in_the_contract_is_refused_by_name(
     assert not (tmp_path / "inplace.onnx").exists()
 
 
+@pytest.mark.usefixtures("onnx_in_processes")
 def test_build_engine_plans_and_rewrites_a_converted_decoder(rng: np.random.Generator, tmp_path: Path) -> None:
     """--cache inplace, up to the rewritten model, which generates; options that would have no effect are refused."""
     original = tmp_path / "model.onnx"
