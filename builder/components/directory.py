@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from trt_nvfp4.builder.cache_support import check_caches_run
 from trt_nvfp4.builder.components import dual_encoder, encoder_decoder, vision_language
 from trt_nvfp4.builder.components.source import Source
 from trt_nvfp4.builder.components.vision import ImageSize
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError, exit_code, first_line
 from trt_nvfp4.builder.export.adapter import Adapter
-from trt_nvfp4.builder.export.cache_support import check_caches_run
 from trt_nvfp4.builder.export.decoder_contract import CacheOptions
 from trt_nvfp4.builder.export.huggingface import load_model, longest_sequence, quiet
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trt_nvfp4.builder.cache_support import check_caches_run
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
 from trt_nvfp4.builder.export.adapter import Adapter
-from trt_nvfp4.builder.export.cache_support import check_caches_run
 from trt_nvfp4.builder.export.decoder_contract import DECODER, CacheOptions
 from trt_nvfp4.builder.export.loading import EXPORT_IT, load_directory
 from trt_nvfp4.builder.export.tokenizer_files import tokenizer_files

@@ -11,8 +11,8 @@ from trt_nvfp4.graph_passes.ir.save import write
 from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.patterns.attention.types import DecoderError
 
+from ..cache_support import check_caches_run
 from ..errors import MODEL_AT_FAULT, BuilderError
-from .cache_support import check_caches_run
 from .decoder_contract import CAPACITY, DECODER, TOKENIZER, Decoder, end_ids
 from .tokenizer_files import copy_tokenizer
 

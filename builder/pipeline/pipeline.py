@@ -10,9 +10,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from trt_nvfp4.builder.cache_support import check_caches_run
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.export import huggingface as export
-from trt_nvfp4.builder.export.cache_support import check_caches_run
 from trt_nvfp4.builder.export.decoder_contract import TOKENIZER, CacheOptions, decoder_of
 from trt_nvfp4.builder.export.onnx_decoders import convert_decoder
 from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
