@@ -1,4 +1,5 @@
-"""Run as a program under compute-sanitizer: every op once at small odd shapes, in memory that nothing wrote before.
+"""Run as a program under compute-sanitizer: every op once in a type, small odd shapes, in memory that nothing wrote
+before.
 
 Run with PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that each tensor is an allocation of exactly its size.
 """
@@ -65,24 +66,25 @@ def tactics(
     return [GENERIC, AUTOMATIC, *([W4A16_SM90] if of_sm90 and mixture else [])]
 
 
-def main(library: str) -> None:
+def main(library: str, dtype: torch.dtype) -> None:
     host = PluginHost(library)
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        for op, tensors, attributes in calls(dtype):
-            inputs = [x.cuda() for x in tensors]
-            for tactic in tactics(host, op, inputs, attributes, dtype):
-                with host.session(op, inputs, attributes, tactic=tactic) as session:
-                    types_and_shapes = zip(session.output_dtypes, session.output_shapes(inputs), strict=True)
-                    outputs = [torch.empty(shape, dtype=kind, device="cuda") for kind, shape in types_and_shapes]
-                    workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
-                    session.enqueue(inputs, outputs, workspace)
-                    torch.cuda.synchronize()
-                    # Reads every output: initcheck sees what was left unwritten.
-                    for y in outputs:
-                        y.cpu()
+    for op, tensors, attributes in calls(dtype):
+        inputs = [x.cuda() for x in tensors]
+        for tactic in tactics(host, op, inputs, attributes, dtype):
+            with host.session(op, inputs, attributes, tactic=tactic) as session:
+                types_and_shapes = zip(session.output_dtypes, session.output_shapes(inputs), strict=True)
+                outputs = [torch.empty(shape, dtype=kind, device="cuda") for kind, shape in types_and_shapes]
+                workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
+                session.enqueue(inputs, outputs, workspace)
+                torch.cuda.synchronize()
+                # Reads every output: initcheck sees what was left unwritten.
+                for y in outputs:
+                    y.cpu()
 
 
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser()
     arguments.add_argument("library")
-    main(arguments.parse_args().library)
+    arguments.add_argument("dtype", choices=["float16", "bfloat16", "float32"])
+    parsed = arguments.parse_args()
+    main(parsed.library, getattr(torch, parsed.dtype))

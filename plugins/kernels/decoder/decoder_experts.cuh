@@ -289,7 +289,7 @@ __device__ __forceinline__ void route(DecoderArgs<T> const& args, Words<T> const
         T const* const first = router_row(args, from, block);
         for (int i = threadIdx.x * 64; i < from.k; i += w4a16::kThreads * 64) ptx::prefetch(first + i);
     }
-    if constexpr (Shared::kChoices == 1) {
+    if constexpr (Shared::kTokens == 1) {
         score_token(args, from, shared.squares, shared.rms);
     } else {
         score_tokens(args, from, shared.rms);
@@ -301,15 +301,15 @@ __device__ __forceinline__ void route(DecoderArgs<T> const& args, Words<T> const
         for (int token = warp; token < args.m; token += kWarps) {
             choose_experts(args, from.layer, token, shared.choices[token]);
         }
-        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(chosen);
+        ptx::mbarrier_arrive(chosen);  // all lanes, which compute-sanitizer's racecheck needs to see the order
     }
     w4a16::meet();
 }
 
-// Warps that choose.
+// Threads that choose, all lanes of a warp together.
 template <typename T>
 __device__ __forceinline__ int choosers(DecoderArgs<T> const& args) {
-    return min(args.m, kWarps);
+    return min(args.m, kWarps) * 32;
 }
 
 }  // namespace trt_nvfp4::decoder

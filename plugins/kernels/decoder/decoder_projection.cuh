@@ -17,7 +17,7 @@ struct TileSums {
 // Of a launch whose up and down are by MlpTile.
 template <class Tile, class MlpTile>
 struct ProjectionShared {
-    static constexpr int kChoices = Tile::kTokens;
+    static constexpr int kTokens = Tile::kTokens;
 
     union {
         TileSums<Tile> sums;
@@ -25,7 +25,7 @@ struct ProjectionShared {
     };
     float squares[kMostTokens], rms[kMostTokens];
     w4a16::RingPosition positions[kWarps];  // between projections
-    std::conditional_t<MlpTile::kExperts, Choice, NoChoice> choices[kChoices];
+    std::conditional_t<MlpTile::kExperts, Choice, NoChoice> choices[kTokens];
 };
 
 // The tokens of a phase: one alone where a tile is one token's.
@@ -234,7 +234,7 @@ __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w
     for (int index = blockIdx.x; index < p.tasks; index += gridDim.x) {
         int of_task = warp;
         // Two tiles' kinds in one kernel: what follows from it is made anew, instead of being kept in registers.
-        if constexpr (Shared::kChoices > 1) asm volatile("" : "+r"(of_task));
+        if constexpr (Shared::kTokens > 1) asm volatile("" : "+r"(of_task));
         w4a16::WarpTask const task(p, index, of_task);
         Epilogue<Tile, T> const early(args, step, task.first_tile + task.tile, shared);
         // It is there: all of it came before what is awaited now.
