@@ -24,7 +24,7 @@ from trt_nvfp4.builder.tensorrt import bundle
 from trt_nvfp4.builder.tensorrt.verify import PlannedNodes
 from trt_nvfp4.common.replacing import replacing, scratch
 from trt_nvfp4.graph_passes.planning.plan import Plan
-from trt_nvfp4.plugins.compile.library import build_library, find_build
+from trt_nvfp4.plugins.compile.library import build_library, check_cache, find_build
 from trt_nvfp4.plugins.compile.toolchain import ToolchainError
 
 
@@ -106,7 +106,7 @@ def check_toolchain(request: Request, plan: Plan) -> None:
     if request.stop_after is not None or request.bundle is not None:
         return
     if any(entry.lowering.is_plugin for entry in plan.subgraphs):
-        find_build(request.target.arch, machine=request.target.host)
+        check_cache(find_build(request.target.arch, machine=request.target.host))
 
 
 def _plugins(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import platform
@@ -16,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile, gettempdir
 
 from filelock import FileLock, Timeout
 
@@ -175,6 +177,15 @@ def build_library(arch: str, *, machine: str | None = None, progress: Progress |
     return cached(f"{build.name}.so", make)
 
 
+def check_cache(build: Build) -> None:
+    """Raises ToolchainError where build_library could neither find ``build``'s library nor keep it."""
+    library = cache_dir() / "plugins" / f"{build.name}.so"
+    with _place_of(library):
+        if not _is_whole(library):
+            with TemporaryFile(dir=library.parent):
+                pass
+
+
 def find_build(arch: str, *, machine: str | None = None, keep: bool = False) -> Build:
     """How build_library builds. ``keep``: for objects that serve tests too, with PTX beside the machine code,
     uncompressed, without line numbers, which take a sixth of the time, and the machine code of all architectures with
@@ -258,9 +269,7 @@ def resource_report(library: Path) -> str:
 def cached(name: str, build: Callable[[Path], None]) -> Path:
     """The cache's file ``name``; ``build`` makes it if it is not there whole, one process at a time."""
     library = cache_dir() / "plugins" / name
-    try:
-        # Whoever can write here, or owns the file, has their code run by this process.
-        own_folder(cache_dir(), *library.parent.relative_to(cache_dir()).parts)
+    with _place_of(library):
         if not _is_whole(library):
             _remove_left(library.parent)
             with FileLock(library.with_suffix(".lock")):
@@ -268,11 +277,20 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
                     build(library)
                     library.chmod(library.stat().st_mode & ~0o022)
         check_own(library)
+    return library
+
+
+@contextmanager
+def _place_of(library: Path) -> Iterator[None]:
+    """Makes its folder. Raises ToolchainError for what the system refuses there."""
+    try:
+        # Whoever can write here, or owns the file, has their code run by this process.
+        own_folder(cache_dir(), *library.parent.relative_to(cache_dir()).parts)
+        yield
     except OSError as error:
         raise ToolchainError(
             f"cannot keep {library}: {error}; set TRT_NVFP4_CACHE to a writable folder of your own"
         ) from error
-    return library
 
 
 def _build_folder(library: Path) -> Path:
@@ -345,6 +363,11 @@ def _run(
     finally:
         running.discard(process)
     if process.returncode != 0:
+        if os.strerror(errno.ENOSPC) in printed:
+            raise ToolchainError(
+                f"compilation failed: no space left in {cache_dir()} or in {gettempdir()}; free some, or name folders "
+                "with space by TRT_NVFP4_CACHE and TMPDIR"
+            )
         line = " ".join(map(str, command))
         raise ToolchainError(f"compilation failed (exit status {process.returncode}): {line}\n{printed[-4000:]}")
     return printed

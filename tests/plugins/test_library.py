@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -21,7 +22,14 @@ from compiled import compiled
 from filelock import FileLock
 
 from trt_nvfp4.plugins.compile import library as plugin_library
-from trt_nvfp4.plugins.compile.library import KEEP_OBJECTS, build_host, build_library, find_build, resource_report
+from trt_nvfp4.plugins.compile.library import (
+    KEEP_OBJECTS,
+    build_host,
+    build_library,
+    check_cache,
+    find_build,
+    resource_report,
+)
 from trt_nvfp4.plugins.compile.toolchain import Toolchain, ToolchainError, cache_dir, find_cutlass, find_nvcc
 
 ARCHITECTURES = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"]
@@ -160,6 +168,14 @@ def test_a_failed_compilation_leaves_nothing(small_tree: Path, tmp_path: Path) -
 
 
 @needs_compiler
+def test_a_compiler_without_space_says_what_to_do(small_tree: Path, tmp_path: Path) -> None:
+    (small_tree / "adapters" / "one.cpp").write_text("#error No space left on device\n")
+    with pytest.raises(ToolchainError, match=r"no space left in .*cache.* TRT_NVFP4_CACHE and TMPDIR"):
+        build_library("sm_90a")
+    assert cached(tmp_path) == []
+
+
+@needs_compiler
 def test_an_interrupted_build_leaves_nothing(small_tree: Path, tmp_path: Path) -> None:
     def interrupt(done: int, total: int, what: str) -> None:
         raise KeyboardInterrupt
@@ -258,8 +274,25 @@ def test_an_interrupted_build_ends_its_compilers(
 def test_unwritable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRT_NVFP4_CACHE", str(tmp_path / "file"))
+    for refused in (build_library, lambda arch: check_cache(find_build(arch))):
+        with pytest.raises(ToolchainError, match="set TRT_NVFP4_CACHE"):
+            refused("sm_90a")
+
+
+@needs_compiler
+def test_a_full_cache_need_not_be_writable(small_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that an image brings."""
+
+    def refuse(**_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(plugin_library, "TemporaryFile", refuse)  # root may write everywhere
+    build = find_build("sm_90a")
     with pytest.raises(ToolchainError, match="set TRT_NVFP4_CACHE"):
-        build_library("sm_90a")
+        check_cache(build)
+    library = build_library("sm_90a")
+    check_cache(build)
+    assert build_library("sm_90a") == library
 
 
 @needs_compiler
