@@ -54,7 +54,8 @@ def decide_attention(subgraph: Subgraph, attention: str, kv_cache: str, calibrat
     if kv_cache == "fp8":
         if not calibrated:
             raise ValueError(
-                "--kv-cache fp8 scales keys and values by calibration data: add --calib-data FILE|DIR with samples"
+                "--kv-cache fp8 scales keys and values by calibration data: add --calib-data FILE|DIR with samples, or "
+                "give a checkpoint that holds their scales"
             )
         why = f"{_PLUGIN}; FP8 caches, a calibrated scale per head"
         return Decision.ATTENTION_FP8, Reason(ReasonCode.PREFERRED, why)
