@@ -165,6 +165,14 @@ def test_no_compiler_before_anything_is_quantized(
     assert_told(build(gated_mlps), errors.UNAVAILABLE, "no-nvcc", gated_mlps)
 
 
+def test_no_cache_before_anything_is_quantized(
+    gated_mlps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRT_NVFP4_CACHE", str(tmp_path / "file"))
+    assert_told(build(gated_mlps), errors.UNAVAILABLE, "set TRT_NVFP4_CACHE", gated_mlps)
+
+
 def test_nothing_to_replace_before_shapes_are_asked_for(tmp_path: Path) -> None:
     """A convolution whose height nobody gave."""
     weight = numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float32), "w")
