@@ -179,8 +179,7 @@ def build_library(arch: str, *, machine: str | None = None, progress: Progress |
 
 def check_cache(build: Build) -> None:
     """Raises ToolchainError where build_library could neither find ``build``'s library nor keep it."""
-    library = cache_dir() / "plugins" / f"{build.name}.so"
-    with _place_of(library):
+    with _place_of(f"{build.name}.so") as library:
         if not _is_whole(library):
             with TemporaryFile(dir=library.parent):
                 pass
@@ -268,8 +267,7 @@ def resource_report(library: Path) -> str:
 
 def cached(name: str, build: Callable[[Path], None]) -> Path:
     """The cache's file ``name``; ``build`` makes it if it is not there whole, one process at a time."""
-    library = cache_dir() / "plugins" / name
-    with _place_of(library):
+    with _place_of(name) as library:
         if not _is_whole(library):
             _remove_left(library.parent)
             with FileLock(library.with_suffix(".lock")):
@@ -281,12 +279,14 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
 
 
 @contextmanager
-def _place_of(library: Path) -> Iterator[None]:
-    """Makes its folder. Raises ToolchainError for what the system refuses there."""
+def _place_of(name: str) -> Iterator[Path]:
+    """Where the cache has its file ``name``, in a folder that is there. Raises ToolchainError for what the system
+    refuses there."""
+    library = cache_dir() / "plugins" / name
     try:
         # Whoever can write here, or owns the file, has their code run by this process.
         own_folder(cache_dir(), *library.parent.relative_to(cache_dir()).parts)
-        yield
+        yield library
     except OSError as error:
         raise ToolchainError(
             f"cannot keep {library}: {error}; set TRT_NVFP4_CACHE to a writable folder of your own"

@@ -280,7 +280,9 @@ def test_unwritable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @needs_compiler
-def test_a_full_cache_need_not_be_writable(small_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_with_the_library_need_not_be_writable(
+    small_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As one that an image brings."""
 
     def refuse(**_: object) -> None:
