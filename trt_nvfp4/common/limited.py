@@ -13,10 +13,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import filelock  # noqa: F401  its hooks of forks must be there before those below
 
 #: Bytes that the process may take beside what this one has.
 MEMORY = 2 << 30
@@ -29,7 +28,10 @@ _LARGEST = 1 << 30
 # Held wherever this process forks, by whatever code, and while the writing end of a pipe is open here: a process that
 # another thread forks would keep that end, and its reader would see no end before that process does.
 _FORKING = threading.RLock()
-# Taken before filelock's hooks run, which from Python 3.12 on forbid a fork while another thread is in one.
+# Taken before the hooks of filelock run, which from Python 3.12 on forbid a fork while another thread is in one: those
+# that are registered first run last. The device that runs a bundle has none.
+with suppress(ImportError):
+    import filelock  # noqa: F401
 os.register_at_fork(before=_FORKING.acquire, after_in_parent=_FORKING.release, after_in_child=_FORKING.release)
 # Errors whose text alone says little: a key, or nothing.
 _TERSE = (AssertionError, LookupError)
