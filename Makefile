@@ -6,16 +6,19 @@ CPP := $(shell git ls-files '*.cu' '*.cuh' '*.cpp' '*.h')
 # Container images set it; then every process would compile torch and all else that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: build/types help demo demo-llm test test-fast docs lint format install clean
+.PHONY: build/types reference help demo demo-llm demo-serve test test-all test-fast docs lint format install wheel clean
 
 help:
 	@echo "make demo       a real model to a verified NVFP4 engine, no GPU needed"
 	@echo "make demo-llm   a language model with its cache to an engine and to text, no GPU needed"
+	@echo "make demo-serve a language model behind OpenAI's HTTP API and a page to try it, no GPU needed"
 	@echo "make test       all tests, fast ones first (GPU tests skip without a GPU)"
-	@echo "make test-fast  the fast tests alone"
+	@echo "make test-fast  the fast tests only"
+	@echo "make test-all   all tests, and architectures whose kernels another one has: before a release"
 	@echo "make docs       the documentation as a site, in build/site"
 	@echo "make lint       ruff, mypy, import-linter, clang-format"
 	@echo "make format     rewrite the sources in the project's format"
+	@echo "make wheel TARGETS=rtx-blackwell,thor   wheels with compiled plugin libraries, in dist"
 	@echo "make clean      remove the environment and everything built"
 
 install: .venv/.installed
@@ -35,21 +38,28 @@ demo: install
 demo-llm: install
 	$(BIN)/python examples/llm_demo.py
 
+demo-serve: install
+	$(BIN)/trt-nvfp4 serve tests/trained_models/llama
+
 # Fast tests first, so that a mistake shows early. A process for each CPU that is there for them (xdist's auto takes half of
 # what clouds call CPUs, and all of a machine that others share), one thread each; a file's tests stay together, because
 # they share what they export and build. In the order given: xdist would put files of few tests, which take long, last.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(nproc) --dist loadfile --no-loadscope-reorder --durations=25
 
 # The files that keep one core busy for long go first, so that the other does not wait for them at the end.
-LONGEST := tests/plugins/test_emulated_w4a4.py $(wildcard tests/ptx_emulator/test_cutlass*.py) \
+LONGEST := tests/plugins/test_emulated_w4a4.py \
 	$(filter-out %_w4a4.py,$(wildcard tests/plugins/test_emulated*.py)) tests/graph_passes/patterns/test_zoo.py
 TESTS := $(wildcard tests/*/test_*.py tests/*/*/test_*.py tests/*/*/*/test_*.py)
 
 test: test-fast
-	$(PYTEST) -m slow $(LONGEST) $(filter-out $(LONGEST),$(TESTS))
+	$(PYTEST) -m "slow and not nightly" $(LONGEST) $(filter-out $(LONGEST),$(TESTS))
 
 test-fast: install
 	$(PYTEST) -m "not slow"
+
+# Before a release: the architectures and families, too, whose kernels or code another one has.
+test-all: test
+	$(PYTEST) -m nightly
 
 # mypy follows links, not the import hook of an editable install.
 build/types: 
@@ -65,9 +75,17 @@ lint: install build/types
 	cd build/types && $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.import_linter_cache
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 
+# The tables of options on the reference page, from the commands.
+reference: install
+	$(BIN)/python -m trt_nvfp4.builder.cli.reference docs/reference/command_line.md
+
 # The documentation as a site, in build/site.
 docs: install
 	$(BIN)/python -m mkdocs build
+
+# With compiled plugin libraries inside, for machines without nvcc: make wheel TARGETS=rtx-blackwell,thor
+wheel: install
+	$(BIN)/python -m trt_nvfp4.builder.cli.wheels --targets $(TARGETS) --output dist
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -3,8 +3,6 @@
 Only the plugins add biases, so that a deep stack's values neither fade nor overflow; the others do less work.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +33,7 @@ class Weight:
         return codes * (self.scales.double() * self.tensor_scale.double()).repeat_interleave(16, dim=1)
 
     @classmethod
-    def random(cls, n: int, k: int, dtype: torch.dtype) -> Weight:
+    def random(cls, n: int, k: int, dtype: torch.dtype) -> "Weight":
         packed = torch.randint(-128, 128, (n, k // 2), dtype=torch.int8, device="cuda")
         scales = (0.5 + 1.5 * torch.rand(n, k // 16, device="cuda")).to(torch.float8_e4m3fn)
         # Random codes have a root mean square of 2.8, the scales of 1.3: outputs near one.

@@ -1,7 +1,5 @@
 """What the benchmarks share: plugins and read bandwidth of this GPU, errors, what a recorded run names, its file."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import re
@@ -57,7 +55,7 @@ def read_bandwidth() -> float:
 
 def relative_error(y: torch.Tensor, reference: torch.Tensor) -> float:
     """||y - reference|| / ||reference||, in float64."""
-    return metrics.relative_error(y.double().cpu().numpy(), reference.double().cpu().numpy())
+    return metrics.relative_error(found=[y.double().cpu().numpy()], expected=[reference.double().cpu().numpy()])
 
 
 def shown(name: str, timing: Timing) -> str:

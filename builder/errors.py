@@ -8,10 +8,10 @@ import re
 from trt_nvfp4.errors import TrtNvfp4Error
 
 DEFECT, USAGE, MODEL_AT_FAULT, UNAVAILABLE, VERIFICATION_FAILED, BUILD_FAILED, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
-# Of the output: 128 and SIGPIPE, as other programs end.
+# For a closed pipe of the output: 128 and SIGPIPE, as in other programs.
 READER_GONE = 141
 
-# What failures of writing to these are named by, where files have their paths.
+# Names of the streams in messages, where files have their paths.
 STDOUT, STDERR = "stdout", "stderr"
 
 # Characters of a message.
@@ -24,11 +24,50 @@ _CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\
 
 
 class BuilderError(TrtNvfp4Error):
-    """One message for the user and the exit code of the command."""
+    """One message for the user; each kind has its exit code.
 
-    def __init__(self, exit_code: int, message: str) -> None:
+    `exit_code`: of an error that is raised again with more in its message.
+    """
+
+    def __init__(self, message: str, exit_code: int | None = None) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code = self.exit_code if exit_code is None else exit_code
+
+
+class UsageError(BuilderError):
+    """Options, shapes, a plan or data do not fit."""
+
+    exit_code = USAGE
+
+
+class ModelFaultError(BuilderError):
+    """A model, engine or bundle is missing or broken, or cannot be served."""
+
+    exit_code = MODEL_AT_FAULT
+
+
+class UnavailableError(BuilderError):
+    """A target, a package or a compiler is not there."""
+
+    exit_code = UNAVAILABLE
+
+
+class VerificationError(BuilderError):
+    """The result is not what was planned or required."""
+
+    exit_code = VERIFICATION_FAILED
+
+
+class BuildFailedError(BuilderError):
+    """TensorRT, CUDA or the system failed."""
+
+    exit_code = BUILD_FAILED
+
+
+def reported(message: str, exit_code: int) -> BuilderError:
+    """The failure that another process ended with, by its exit code."""
+    kinds = {kind.exit_code: kind for kind in BuilderError.__subclasses__()}
+    return kinds[exit_code](message) if exit_code in kinds else BuilderError(message, exit_code)
 
 
 def printable(text: str) -> str:
@@ -51,12 +90,12 @@ def exit_code(error: BaseException) -> int | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The type of what other code raised, and the first line of what it said."""
+    """Type and first line of an exception of other code."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """Of the machine or its GPU. Torch's allocator on the CPU has no type of its own for that."""
+    """True where the machine or its GPU lacks memory. Torch's allocator on the CPU has no exception type for it."""
     in_words = "out of memory" in str(error) or "can't allocate memory" in str(error)
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and in_words)
 
@@ -67,8 +106,8 @@ def _is_taken(error: BaseException) -> bool:
 
 
 def message(error: BaseException) -> str:
-    """What is printed: the error's own words, shortened where names in it would fill the terminal; where nothing can be
-    written or memory is short, what to do."""
+    """The text to print: the error's own, shortened where names in it would fill the terminal, with advice where
+    nothing can be written or memory is short."""
     text = _message(error)
     if len(text) <= _LONGEST:
         return text
@@ -77,7 +116,7 @@ def message(error: BaseException) -> str:
 
 def _message(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted; nothing half-written was left"
+        return f"interrupted; {str(error) or 'nothing half-written was left'}"
     if _out_of_memory(error):
         what = f" ({error})" if str(error) else ""
         return f"out of memory{what}; {_MORE_MEMORY}"
@@ -95,7 +134,7 @@ def _message(error: BaseException) -> str:
         errno.EFBIG: f"; raise the limit of a file's size (ulimit -f){elsewhere}",
         errno.EACCES: "; choose a folder you can write to with -o",
         errno.EROFS: "; choose a folder you can write to with -o",
-        errno.EEXIST: ", and is no folder, which is needed there; choose another place",
+        errno.EEXIST: ", and is not a folder, as it must be; choose another place",
         errno.ENOTDIR: "; what is above it is a file; choose another place",
     }.get(error.errno or 0, "")
     return f"{file}: {error.strerror or error}{advice}".lstrip(": ")

@@ -5,17 +5,16 @@ multiplier. compressed-tensors (llm-compressor): `weight_packed`, `weight_scale`
 divides. Both pack the even element into the low nibble and hold row-major E4M3 block scales.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from trt_nvfp4.calibration.checkpoint_files import CheckpointFiles
+from trt_nvfp4.common import nvfp4
 from trt_nvfp4.common.errors import CalibrationError
-from trt_nvfp4.common.safetensors_files import SafetensorsFiles
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 
@@ -31,19 +30,22 @@ class NVFP4Weight:
 
 class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
     """The NVFP4 weights of a safetensors file or folder, in either convention, by module name
-    ("model.layers.0.mlp.up_proj"); nothing is read but the headers until a weight is asked for.
+    ("model.layers.0.mlp.up_proj"); nothing is read but the headers until a weight is read.
 
     `of_model`: the folder is the model's own, of which other weights may be in other formats: it may have no NVFP4
     weights, and those whose inputs AWQ scales are left out, as are `changed` modules.
 
-    Raises CalibrationError for files that are no safetensors or not there, for a file or folder without NVFP4 weights,
+    Raises CalibrationError for missing or invalid safetensors files, for a file or folder without NVFP4 weights,
     and for tensors that are not NVFP4.
     """
 
     def __init__(self, path: str | Path, of_model: bool = False, changed: Collection[str] = ()) -> None:
         self.of_model = of_model
-        self._files = SafetensorsFiles(path)
+        self._files = CheckpointFiles(path)
         self._path = self._files.path
+        self._tensor_scales: dict[str, tuple[Tensor, Tensor | None]] = {}
+        #: Scales of activations that are not positive and finite, by their names: they were left out.
+        self.unusable: dict[str, float] = {}
         self._modules = {
             (module := name.removesuffix(".weight_scale")): without_model(module)
             for name in sorted(self._files)
@@ -87,11 +89,13 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
             self._files.read(name, rows) for name in (self._packed(module), f"{module}.weight_scale")
         )
         weight = NVFP4Weight(packed, block_scales, tensor_scale, input_scale)
+        if bool(block_scales.float().isnan().any()) and nvfp4.is_zero(packed, block_scales):
+            return replace(weight, block_scales=torch.zeros_like(block_scales))
         self._check(module, weight)
         return weight
 
     def shape(self, module: str) -> tuple[int, int]:
-        """Of a weight, [N, K].
+        """The shape [N, K] of a weight.
 
         Raises CalibrationError where the tensors of its values and block scales do not fit each other.
         """
@@ -108,10 +112,11 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
 
     def tensor_scales(self, module: str) -> tuple[Tensor, Tensor | None]:
         """The tensor scales of a module's weight and input (float32 [], multipliers), without reading the weight;
-        None for an input without one.
+        None for an input without one, or with one that is 0, infinite or NaN, as of experts that saw no token; 1 for a
+        weight of zeros whose own is.
 
         Raises KeyError for a module that the checkpoint does not have, CalibrationError for one with AWQ's
-        pre_quant_scale and for scales that are not one positive, finite number.
+        pre_quant_scale and for scales that are not one number, of weights also positive and finite.
         """
         if module not in self._modules:
             raise KeyError(module)
@@ -120,12 +125,16 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
                 f"{self._path}: {module} has a pre_quant_scale, by which its input must be multiplied (AWQ), which "
                 "the plugins do not; give a checkpoint without, such as ModelOpt's NVFP4_DEFAULT_CFG makes"
             )
-        if self._is_modelopt(module):
-            return self._scalar(f"{module}.weight_scale_2"), self._optional(f"{module}.input_scale")
-        return (
-            self._scalar(f"{module}.weight_global_scale", divides=True),
-            self._optional(f"{module}.input_global_scale", divides=True),
-        )
+        if module not in self._tensor_scales:
+            divides = not self._is_modelopt(module)
+            weight, activations = (
+                ("weight_global_scale", "input_global_scale") if divides else ("weight_scale_2", "input_scale")
+            )
+            self._tensor_scales[module] = (
+                self._weight_scale(module, f"{module}.{weight}", divides),
+                self._input_scale(f"{module}.{activations}", divides),
+            )
+        return self._tensor_scales[module]
 
     def module(self, path: str) -> str | None:
         """The module that a model calls `path`, or None.
@@ -150,20 +159,38 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
     def _is_modelopt(self, module: str) -> bool:
         return f"{module}.weight_scale_2" in self._files
 
-    def _scalar(self, name: str, divides: bool = False) -> Tensor:
-        """A tensor scale as a multiplier; where it `divides`, its reciprocal."""
-        tensor = self._files.read(name)
-        expected = f"{self._path}: {name} must be one positive, finite number"
-        if tensor.numel() != 1 or not tensor.is_floating_point():
-            raise CalibrationError(f"{expected}, found shape {tuple(tensor.shape)} of {tensor.dtype}")
-        value = tensor.float().reshape(())
-        scale = value.reciprocal() if divides else value
-        if not (scale > 0 and scale.isfinite()):
-            raise CalibrationError(f"{expected}{', and so must 1 over it' if divides else ''}, found {value.item():g}")
-        return scale
+    def _weight_scale(self, module: str, name: str, divides: bool) -> Tensor:
+        """The tensor scale of a weight as a multiplier; where it `divides`, its reciprocal."""
+        value, scale = self._scalar(name, divides)
+        if scale > 0 and scale.isfinite():
+            return scale
+        self.shape(module)
+        if nvfp4.is_zero(self._files.read(self._packed(module)), self._files.read(f"{module}.weight_scale")):
+            return torch.ones(())
+        raise CalibrationError(
+            f"{self._path}: {name} must be one positive, finite number{', and so must 1 over it' if divides else ''}, "
+            f"found {value:g}"
+        )
 
-    def _optional(self, name: str, divides: bool = False) -> Tensor | None:
-        return self._scalar(name, divides) if name in self._files else None
+    def _input_scale(self, name: str, divides: bool) -> Tensor | None:
+        if name not in self._files:
+            return None
+        value, scale = self._scalar(name, divides)
+        if scale > 0 and scale.isfinite():
+            return scale
+        self.unusable[name] = value
+        return None
+
+    def _scalar(self, name: str, divides: bool) -> tuple[float, Tensor]:
+        """A tensor's one value, and the multiplier that it stands for."""
+        tensor = self._files.read(name)
+        if tensor.numel() != 1 or not tensor.is_floating_point():
+            raise CalibrationError(
+                f"{self._path}: {name} must be one positive, finite number, found shape {tuple(tensor.shape)} of "
+                f"{tensor.dtype}"
+            )
+        value = tensor.float().reshape(())
+        return value.item(), value.reciprocal() if divides else value
 
     def _check(self, module: str, weight: NVFP4Weight) -> None:
         packed, scales = weight.packed, weight.block_scales

@@ -1,7 +1,5 @@
 """Where weights are quantized and Hessians summed."""
 
-from __future__ import annotations
-
 import torch
 
 

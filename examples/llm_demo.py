@@ -5,8 +5,7 @@ profiles, prefill and decode. ONNX Runtime then generates ten tokens with the un
 transformers' own greedy tokens, and with the quantized model. Everything lands in ./demo-output/llm.
 """
 
-from __future__ import annotations
-
+import logging
 import shutil
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 import trt_nvfp4
 
@@ -51,6 +51,10 @@ def perplexity(model: Path, tokens: list[int]) -> float:
 
 
 def main() -> None:
+    # Notes of packages that transformers imports where they are installed, and its own progress bars.
+    for package in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(package).setLevel(logging.ERROR)
+    disable_progress_bar()
     shutil.rmtree(OUTPUT, ignore_errors=True)
     directory = MODELS / "llama"
     tokenizer = AutoTokenizer.from_pretrained(directory)

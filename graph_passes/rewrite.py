@@ -1,7 +1,5 @@
 """Carries out a plan: the model with plugin nodes and quantized weights, written beside its external data."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +20,15 @@ from trt_nvfp4.graph_passes.ir.tensors import weights_bytes
 from trt_nvfp4.graph_passes.load.by_hand import REWRITTEN, is_plugin
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.attention import join_projections
+from trt_nvfp4.graph_passes.lowerings.check_types import check_types
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
-from trt_nvfp4.graph_passes.lowerings.decoder import fuse_layers
+from trt_nvfp4.graph_passes.lowerings.lowering import Fuse
 from trt_nvfp4.graph_passes.lowerings.registry import BY_HAND
+from trt_nvfp4.graph_passes.planning.kinds.registry import kind_of
 from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.subgraphs.rebind import rebind
-from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import ConvertedTensor
 from trt_nvfp4.graph_passes.weights.awq_folding import Folding, find_foldings, fold
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_ranges
@@ -59,7 +59,7 @@ class Lowered:
 
 @dataclass(frozen=True)
 class RewriteResult:
-    """What was written: weight bytes before and after, and per subgraph the names of the nodes that compute it."""
+    """The written model: weight bytes before and after, and per subgraph the names of the nodes that compute it."""
 
     path: Path
     weights_bytes_before: int
@@ -77,7 +77,7 @@ def calibration_tensors(plan: Plan, found: Iterable[Subgraph] = ()) -> dict[str,
         kinds = entry.lowering.needs(entry.own(recipe))
         if kinds or entry.lowering.ranges:
             for name in entry.linear_inputs:
-                if entry.kind != "attention" or name not in published:
+                if not kind_of(entry).caches_tokens or name not in published:
                     wanted[name] = wanted.get(name, frozenset()) | kinds
     return wanted
 
@@ -153,12 +153,12 @@ def lower(
     observer: Observer | None = None,
 ) -> Lowered:
     """Carries out the plan on a copy of `model`. Weights that `checkpoint` has in NVFP4 are taken over as they are.
-    `found`: the model's subgraphs, None: find them. `observer` is told of the graph after each pass.
+    `found`: the model's subgraphs, None: find them. `observer` sees the graph after each pass.
 
     Raises:
         PlanError: the plan does not fit the model.
         CalibrationError: its recipe needs statistics that are not there; the checkpoint does not fit the model.
-        ModelError: a weight holds NaN or Inf.
+        ModelError: a weight holds NaN or Inf; an operator would get operands of different types.
     """
     checked = plan.check(model, found=found)
     check_statistics(plan, statistics, (part for _, part in checked))
@@ -194,11 +194,16 @@ def lower(
         owners += [entry] * (len(target.graph.initializers) - len(owners))
     made = {name: entry for name, entry in zip(target.graph.initializers, owners, strict=True) if entry is not None}
     fp8 = set(context.fp8_operands.values())
-    fused = {e.name: s.layer for e, s in planned if e.decision == Decision.DECODER and s.layer is not None}
-    fuse_layers(target.graph, fused, realized)
+    fused: dict[Fuse, list[Subgraph]] = {}
+    for entry, subgraph in planned:
+        if (fuse := entry.lowering.forms[subgraph.kind].fuse) is not None:
+            fused.setdefault(fuse, []).append(subgraph)
+    for fuse, together in fused.items():
+        fuse(target.graph, together, realized)
     if observer is not None:
         observer("lower-subgraphs", target.ir_model)
     run_passes(target.ir_model, _CLEANUP, observer)
+    check_types(target.ir_model)
     for proto in _functions(planned, target.graph, target.opset):
         function = ir.serde.deserialize_function(proto)
         target.ir_model.functions[function.identifier()] = function
@@ -222,15 +227,14 @@ def lower(
 
 
 def _known(amax: Mapping[str, float]) -> dict[str, float]:
-    """Of what was 0 in all samples, or too small to make a scale of, nothing is known: that scale would turn real
-    values to 0."""
+    """`amax` without values that are 0 or too small to make a scale, which would turn real values to 0."""
     return {name: most for name, most in amax.items() if most > torch.finfo(torch.float32).tiny}
 
 
 def _functions(
     planned: Sequence[tuple[PlannedSubgraph, Subgraph]], graph: ir.Graph, opset: int
 ) -> list[onnx.FunctionProto]:
-    """What the operators that a plan puts in, or the model brought, compute, each once, by name; without those of parts
+    """Definitions of the operators that a plan puts in or the model brought, each once, by name; without those of parts
     that another operator took in."""
     made = {(entry.lowering.functions, entry.lowering.op(subgraph)) for entry, subgraph in planned}
     plugins = {node.op_type for node in graph if is_plugin(node)}

@@ -8,13 +8,10 @@ TensorRT has no runtime for the GPU at hand.
 Without a GPU everything but ``run`` works, with tensors on the CPU or on the meta device.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -32,7 +29,8 @@ _DATA_TYPES = {
     torch.int64: 8,
 }
 _TORCH_TYPES = {number: dtype for dtype, number in _DATA_TYPES.items()}
-_FIELD_FLOAT32, _FIELD_INT32 = 1, 5
+_FIELD_FLOAT32, _FIELD_INT32, _FIELD_CHAR = 1, 5, 6
+_FIELD_TYPES = {ctypes.c_float: _FIELD_FLOAT32, ctypes.c_int32: _FIELD_INT32}
 _PHASE_BUILD, _PHASE_RUNTIME = 0, 1
 _CAPACITY = 64
 #: nvinfer1::Dims::MAX_DIMS
@@ -42,6 +40,10 @@ _GUARD_BYTES = 256
 _GUARD = 0xA5
 #: Two bytes, a NaN as 16 and as 32 bits, and not all ones, which kernels take for what has not been written yet.
 _POISON = (0xC1, 0xFF)
+
+
+#: An attribute of an op.
+Attribute = int | float | str
 
 
 class HostError(RuntimeError):
@@ -77,7 +79,7 @@ class _Guarded:
     size: int
 
     @classmethod
-    def allocate(cls, size: int, device: torch.device) -> _Guarded:
+    def allocate(cls, size: int, device: torch.device) -> "_Guarded":
         # Whole guards on both sides keep TensorRT's 256-byte alignment.
         padded = -(-size // _GUARD_BYTES) * _GUARD_BYTES + 2 * _GUARD_BYTES
         storage = torch.full((padded,), _GUARD, dtype=torch.uint8, device=device)
@@ -116,7 +118,7 @@ class PluginHost:
         count = self._lib.hostCreatorCount(self._library)
         return [self._lib.hostCreatorName(self._library, i).decode() for i in range(count)]
 
-    def attributes(self, op: str) -> dict[str, int | float]:
+    def attributes(self, op: str) -> dict[str, Attribute]:
         """Attributes of ``op`` with their defaults, as its creator advertises them."""
         fields = (_Field * _CAPACITY)()
         count = self._lib.hostFieldNames(self._library, op.encode(), fields, _CAPACITY)
@@ -128,11 +130,11 @@ class PluginHost:
         self,
         op: str,
         inputs: Sequence[torch.Tensor],
-        attributes: Mapping[str, int | float] | None = None,
+        attributes: Mapping[str, Attribute] | None = None,
         *,
         max_inputs: Sequence[torch.Tensor] | None = None,
         tactic: int = 0,
-    ) -> Session:
+    ) -> "Session":
         """Takes one plugin from creation to a context: everything TensorRT does before the first enqueue.
 
         ``inputs`` give dtypes and shapes (meta tensors serve); ``max_inputs`` the profile's largest shapes, which size
@@ -143,11 +145,11 @@ class PluginHost:
         return Session(self, op, list(inputs), dict(attributes or {}), list(max_inputs or inputs), tactic)
 
     def take_error(self) -> str:
-        """The library's recorded error (``trtNvfp4LastError``), then cleared; empty when there is none."""
+        """The library's recorded error (``trtNvfp4LastError``), then cleared; empty without one."""
         return str(self._lib.hostLibraryError(self._library).decode())
 
     def error(self, call: str) -> HostError:
-        """What to raise after ``call`` failed."""
+        """The exception to raise after ``call`` failed."""
         return HostError(f"{call} failed: {self.take_error() or self._lib.hostError().decode() or 'no message'}")
 
 
@@ -158,13 +160,13 @@ class Session:
     host: PluginHost
     op: str
     inputs: list[torch.Tensor]
-    attributes: dict[str, int | float]
+    attributes: dict[str, Attribute]
     max_inputs: list[torch.Tensor]
     tactic: int
     #: What the life up to here brought to light.
-    tactics: list[int] = field(init=False)  # that TensorRT is to time; none: AUTO alone
+    tactics: list[int] = field(init=False)  # that TensorRT is to time; empty: only AUTO
     workspace_size: int = field(init=False)
-    serialized: dict[str, int | float] = field(init=False)
+    serialized: dict[str, Attribute] = field(init=False)
     timing_cache_id: str = field(init=False)
     output_dtypes: list[torch.dtype] = field(init=False)
 
@@ -179,12 +181,10 @@ class Session:
             self.close()
             raise
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> "Session":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -280,7 +280,7 @@ class Session:
 
     @property
     def metadata(self) -> str:
-        """What the plugin says of itself: attributes and the tactic in use."""
+        """The plugin's metadata: attributes and the tactic in use."""
         return str(self._lib.hostMetadata(self._context_plugin).decode())
 
     def set_tactic(self, tactic: int) -> None:
@@ -324,14 +324,14 @@ class Session:
         self._set_tactic(recreated, self.tactic)
         self._context_plugin = self._own(self._lib.hostAttach(recreated), "attachToContext")
 
-    def _create(self, attributes: Mapping[str, int | float], phase: int) -> int | None:
+    def _create(self, attributes: Mapping[str, Attribute], phase: int) -> int | None:
         values = [_field_of(f"{self.op}: attribute {name}", value) for name, value in attributes.items()]
         fields = [
             _Field(
                 name.encode(),
                 ctypes.addressof(value),
-                _FIELD_FLOAT32 if isinstance(value, ctypes.c_float) else _FIELD_INT32,
-                1,
+                _FIELD_TYPES.get(type(value), _FIELD_CHAR),
+                len(value) if isinstance(value, ctypes.Array) else 1,
             )
             for name, value in zip(attributes, values, strict=True)
         ]
@@ -383,7 +383,7 @@ class Session:
             raise self.host.error(f"getValidTactics of {self.op}")
         self.tactics = list(tactics[:count])
 
-    def _fields_to_serialize(self) -> dict[str, int | float]:
+    def _fields_to_serialize(self) -> dict[str, Attribute]:
         fields = (_Field * _CAPACITY)()
         count = self._lib.hostFieldsToSerialize(self._build_plugin, fields, _CAPACITY)
         if count < 0:
@@ -391,20 +391,24 @@ class Session:
         return {item.name.decode(): _field_value(item) for item in fields[:count]}
 
 
-def _field_value(item: _Field) -> int | float:
+def _field_value(item: _Field) -> Attribute:
+    if item.type == _FIELD_CHAR:
+        return ctypes.string_at(item.data, item.length).decode()
     if item.type == _FIELD_FLOAT32:
         return float(ctypes.cast(item.data, ctypes.POINTER(ctypes.c_float))[0])
     if item.type == _FIELD_INT32:
         return int(ctypes.cast(item.data, ctypes.POINTER(ctypes.c_int32))[0])
-    raise HostError(f"field {item.name.decode()} has type {item.type}; only FLOAT32 and INT32 are expected")
+    raise HostError(f"field {item.name.decode()} has type {item.type}; expected FLOAT32, INT32 or CHAR")
 
 
-def _field_of(what: str, value: int | float) -> ctypes.c_float | ctypes.c_int32:
-    """What TensorRT's parser makes of an ONNX attribute, which an integer beyond 32 bits would not survive."""
+def _field_of(what: str, value: Attribute) -> ctypes.c_float | ctypes.c_int32 | ctypes.Array[ctypes.c_char]:
+    """An ONNX attribute as TensorRT's parser passes it; integers are cut to 32 bits."""
+    if isinstance(value, str):
+        return ctypes.create_string_buffer(value.encode(), len(value))
     if isinstance(value, float):
         return ctypes.c_float(value)
     if not isinstance(value, int) or ctypes.c_int32(value).value != value:
-        raise HostError(f"{what} must be a float or an integer of 32 bits, found {value!r}")
+        raise HostError(f"{what} must be a float, a string or an integer of 32 bits, found {value!r}")
     return ctypes.c_int32(value)
 
 

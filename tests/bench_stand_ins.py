@@ -1,7 +1,5 @@
 """What tests of bench-engine put in the place of progress, GPU, request and plan."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

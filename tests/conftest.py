@@ -1,7 +1,5 @@
 """Shared fixtures: a fresh seed per run, and the skipping of GPU tests where there is no GPU."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -11,6 +9,7 @@ from copy import deepcopy
 from types import CellType, FunctionType
 from typing import Any
 
+import numpy as np
 import pytest
 
 # In the environment, so that all processes of a run (pytest-xdist) draw from the seed that its header prints.
@@ -25,6 +24,11 @@ def pytest_report_header() -> str:
 def seed() -> int:
     """The run's seed: fresh on every run, printed in the header, set by TRT_NVFP4_TEST_SEED."""
     return SEED
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -72,7 +76,9 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _deselect_nightly(config, items)
     if not any(item.get_closest_marker("gpu") for item in items):
         return
     import torch
@@ -82,3 +88,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; torch.cuda.is_available() is False"))
+
+
+def _deselect_nightly(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only `-m` with "nightly", or a test named by its node, asks for."""
+    if "nightly" in config.option.markexpr or any("::" in argument for argument in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("nightly")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]

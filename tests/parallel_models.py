@@ -1,15 +1,13 @@
 """Small language models for tests of ranks: eight query heads, and a vocabulary that no number of ranks divides."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from onnx_models import small_decoders
-from trt_nvfp4.builder.export.decoder_contract import CacheOptions
 from trt_nvfp4.builder.export.huggingface import export
+from trt_nvfp4.builder.model.decoder_contract import CacheOptions
 from trt_nvfp4.builder.parallel.manifest import RankFolder
 from trt_nvfp4.builder.parallel.shard import Rank
 from trt_nvfp4.builder.parallel.whole_model import share_magnitudes

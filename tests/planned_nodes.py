@@ -1,7 +1,5 @@
 """What a manifest says of a planned subgraph, as most tests of verification need it."""
 
-from __future__ import annotations
-
 from trt_nvfp4.builder.tensorrt.verify import PlannedNodes
 from trt_nvfp4.graph_passes.lowerings.registry import FP8_PLUGIN, LOWERINGS
 

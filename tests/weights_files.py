@@ -1,7 +1,5 @@
 """Files of weights for tests: what arrays become, and what is none."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

@@ -8,8 +8,6 @@
 The functions raise TrtNvfp4Error (or OSError), print nothing and never exit. docs/reference/api.md shows them at work.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING
 
@@ -67,7 +65,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Imports Torch and ONNX only when a function is asked for."""
+    """Imports Torch and ONNX only when a function is used."""
     if name in __all__:
         return getattr(importlib.import_module("trt_nvfp4.api"), name)
     raise AttributeError(f"module 'trt_nvfp4' has no attribute '{name}'")

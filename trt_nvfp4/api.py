@@ -1,14 +1,11 @@
 """The public functions: what the commands do, with Python values in and out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from typing_extensions import Unpack
 
 from trt_nvfp4.builder.accuracy import compare_files as comparing
 from trt_nvfp4.builder.accuracy import decoding, runners
@@ -18,23 +15,28 @@ from trt_nvfp4.builder.accuracy.metrics import Thresholds
 from trt_nvfp4.builder.bench import bench as benching
 from trt_nvfp4.builder.bench.result import Result as BenchResult
 from trt_nvfp4.builder.bench.subject import Request as BenchRequest
-from trt_nvfp4.builder.cli.console import ProgressBar
-from trt_nvfp4.builder.components import build as building_parts
 from trt_nvfp4.builder.components.manifest import Loop
 from trt_nvfp4.builder.components.pipeline import Pipeline
 from trt_nvfp4.builder.components.user_modules import Component
 from trt_nvfp4.builder.export import without_plugins as standard
 from trt_nvfp4.builder.generate import Generator
-from trt_nvfp4.builder.parallel import build as ranks
-from trt_nvfp4.builder.pipeline import pipeline
-from trt_nvfp4.builder.pipeline.progress import Progress, Silent
+from trt_nvfp4.builder.inputs.shape_text import Shapes, read_shapes
+from trt_nvfp4.builder.options import PathLike, accepts
+from trt_nvfp4.builder.options import path as as_path
+from trt_nvfp4.builder.pipeline import drafter_build
+from trt_nvfp4.builder.pipeline import parts_build as building_parts
+from trt_nvfp4.builder.pipeline import ranks_build as ranks
+from trt_nvfp4.builder.pipeline.build_options import BuildOptions
+from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.report import inspection
 from trt_nvfp4.builder.report import why as explaining
 from trt_nvfp4.builder.report.inspected import Inspection
 from trt_nvfp4.builder.report.parts_report import PartsReport
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.builder.report.why import Why
-from trt_nvfp4.options import BuildOptions, PathLike, Shapes, request_of, shapes_of
+from trt_nvfp4.builder.terminal.progress import Progress, Silent
+from trt_nvfp4.builder.terminal.progress_bar import ProgressBar
+from trt_nvfp4.options import BenchArguments, BuildArguments
 
 __all__ = [
     "BenchResult",
@@ -63,7 +65,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SubgraphResult:
-    """What became of one planned subgraph."""
+    """The outcome of one planned subgraph."""
 
     name: str
     #: moe, gated_mlp, mlp, linear, attention or by_hand.
@@ -83,7 +85,7 @@ class SubgraphResult:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a run wrote and found. `report` holds everything else that OUT.report.json does."""
+    """Files and findings of a run. `report` holds everything else that OUT.report.json does."""
 
     engine: Path | None
     bundle: Path | None
@@ -94,44 +96,31 @@ class BuildResult:
     report: Report
 
 
-def build(
-    model: PathLike,
-    *,
-    target: str,
-    output: PathLike | None = None,
-    bundle: PathLike | None = None,
-    progress: Progress | None = None,
-    **options: Unpack[BuildOptions],
-) -> BuildResult:
+@accepts(BuildArguments)
+def build(*given: Any, **options: Any) -> BuildResult:
     """Builds and verifies an engine at `output`, or a folder to build it from on the device at `bundle`.
 
     Args:
         model: An ONNX file, a Hugging Face directory, or a rewritten model with its `plan`.
         target: thor, b200, b300, rtx-blackwell, spark, h200, h100 or ada.
-        progress: Told of stages and steps; None follows nothing.
-        options: Those of `build-engine`, which `build-engine --help` explains.
+        progress: Is called with stages and steps; None follows nothing.
+        options: Those of `build-engine`, which `build-engine --help` explains; shapes may be `x:1x16` or by name.
 
     Raises:
-        TrtNvfp4Error: The message says what to mend; `exit_code` is the command's.
+        TypeError: There is no such option, or it is one of `build_parts`.
+        TrtNvfp4Error: The message says what to fix; `exit_code` is the command's.
         OSError: A file cannot be read or written.
     """
-    report = pipeline.run(request_of(model, target, output, bundle, options), progress)
+    request, progress = _request(*given, **options)
+    if request.parallel is not None:
+        raise TypeError(f"parallel={request.parallel!r} makes several engines: call build_parts")
+    report = drafter_build.run(request, progress)
     return BuildResult(
-        engine=_path(report.engine),
-        bundle=_path(report.bundle),
+        engine=as_path(report.engine),
+        bundle=as_path(report.bundle),
         files={name: Path(file) for name, file in report.files.items()},
         subgraphs=[
-            SubgraphResult(
-                name=entry["name"],
-                kind=entry["kind"],
-                nodes=entry["nodes"],
-                shapes=entry["shapes"],
-                decision=entry["decision"],
-                reason=entry["reason"],
-                reason_code=entry["reason_code"],
-                kernels=entry["kernels"],
-                realized=entry["realized"],
-            )
+            SubgraphResult(**{each.name: entry[each.name] for each in fields(SubgraphResult)})  # type: ignore[literal-required]
             for entry in report.subgraphs
         ],
         warnings=report.warnings,
@@ -139,79 +128,58 @@ def build(
     )
 
 
-def build_parts(
-    model: PathLike,
-    *,
-    target: str,
-    output: PathLike | None = None,
-    bundle: PathLike | None = None,
-    parallel: str | None = None,
-    progress: Progress | None = None,
-    **options: Unpack[BuildOptions],
-) -> PartsReport:
+@accepts(BuildArguments)
+def build_parts(*given: Any, **options: Any) -> PartsReport:
     """Builds every part of a model of several graphs into the folder `output`, or bundles into the folder `bundle`.
 
     Args:
         model: A Hugging Face directory of an encoder-decoder or vision-language model, or a Python file with the parts
             (`model.py:components`), which is run; with `parallel` a directory of a language model.
-        parallel: tp=N splits the model over N GPUs, each of which gets a part.
         options: As `build`'s. `calib_data` are samples of the whole model; each part is calibrated with what flows into
-            it. `image_size` is HEIGHTxWIDTH in pixels, where the vision encoder leaves a choice.
+            it. `image_size` is HEIGHTxWIDTH in pixels, where the vision encoder leaves a choice. `parallel` tp=N splits
+            the model over N GPUs, each of which gets a part.
 
     Raises:
-        TrtNvfp4Error, OSError: As `build`.
+        TypeError, TrtNvfp4Error, OSError: As `build`.
     """
-    request = request_of(model, target, output, bundle, options)
-    return building_parts.run(request, progress) if parallel is None else ranks.run(request, parallel, progress)
+    request, progress = _request(*given, **options)
+    if request.parallel is not None:
+        return ranks.run(request, request.parallel, progress)
+    return building_parts.run(request, progress)
 
 
-def plan(
-    model: PathLike,
-    *,
-    target: str,
-    output: PathLike,
-    progress: Progress | None = None,
-    **options: Unpack[BuildOptions],
-) -> BuildResult:
+@accepts(BuildArguments)
+def plan(*given: Any, **options: Any) -> BuildResult:
     """Finds the subgraphs of `model` and plans their precision; writes `output`'s .plan.yaml, which may be edited.
 
     Raises:
-        TypeError: For another `stop_after`.
+        TypeError: For another `stop_after`, or as `build`.
         TrtNvfp4Error, OSError: As `build`.
     """
-    return _build_until("plan", model, target, output, progress, options)
+    return _build_until("plan", given, options)
 
 
-def rewrite(
-    model: PathLike,
-    *,
-    target: str,
-    output: PathLike,
-    progress: Progress | None = None,
-    **options: Unpack[BuildOptions],
-) -> BuildResult:
+@accepts(BuildArguments)
+def rewrite(*given: Any, **options: Any) -> BuildResult:
     """Writes `output`'s .rewritten.onnx, in which plugin nodes stand for the planned subgraphs; builds no engine.
 
     Raises:
-        TypeError: For another `stop_after`.
+        TypeError: For another `stop_after`, or as `build`.
         TrtNvfp4Error, OSError: As `build`.
     """
-    return _build_until("rewrite", model, target, output, progress, options)
+    return _build_until("rewrite", given, options)
 
 
-def _build_until(
-    stage: Literal["plan", "rewrite"],
-    model: PathLike,
-    target: str,
-    output: PathLike,
-    progress: Progress | None,
-    options: BuildOptions,
-) -> BuildResult:
+def _request(*given: Any, progress: Progress | None = None, **options: Any) -> tuple[Request, Progress | None]:
+    """Raises as the options' class."""
+    return Request(*given, **options), progress
+
+
+def _build_until(stage: Literal["plan", "rewrite"], given: tuple[Any, ...], options: dict[str, Any]) -> BuildResult:
     """Raises TypeError where the options name another stage."""
-    if (given := options.get("stop_after")) not in (None, stage):
-        raise TypeError(f"{stage} stops after {stage}: leave stop_after={given!r} out, or call build")
-    options["stop_after"] = stage
-    return build(model, target=target, output=output, progress=progress, **options)
+    if (named := options.get("stop_after")) not in (None, stage):
+        raise TypeError(f"{stage} stops after {stage}: leave stop_after={named!r} out, or call build")
+    return build(*given, **{**options, "stop_after": stage})
 
 
 def compare(
@@ -239,7 +207,7 @@ def compare(
         samples: Inputs by name, or files of them as for `calib_data`; None draws `count` (4) random ones with `seed`.
         plan: Whose subgraphs are compared; None: the one beside `result`.
         min_cosine, min_sqnr, max_abs, max_rel, max_kl: `Comparison.failures` names what misses one of these.
-        check: What has to meet them: outputs alone, or replaced subgraphs too.
+        check: What has to meet them: only outputs, or replaced subgraphs too.
 
     Raises:
         TrtNvfp4Error, OSError: As `build`.
@@ -248,10 +216,10 @@ def compare(
         Path(reference),
         Path(result),
         Path(samples) if isinstance(samples, str | Path) else samples,
-        shapes=shapes_of(shapes or {}),
+        shapes=read_shapes(shapes, "shapes"),
         count=count,
         seed=seed,
-        plan=_path(plan),
+        plan=as_path(plan),
         thresholds=Thresholds(min_cosine, min_sqnr, max_abs, max_rel, max_kl),
         judge_subgraphs=check == "all",
         with_kl=kl,
@@ -295,22 +263,8 @@ def compare_steps(
     return decoding.compare_decoding(Path(reference), Path(result), steps, prompts, drawn, seed or 0)
 
 
-def bench(
-    subject: PathLike,
-    *,
-    output: PathLike | None = None,
-    target: str | None = None,
-    plan: PathLike | None = None,
-    model: PathLike | None = None,
-    mode: Literal["engine", "plugins", "roofline"] | None = None,
-    shapes: Shapes | None = None,
-    calib_data: PathLike | None = None,
-    rounds: int = 50,
-    warm_up: int = 5,
-    lengths: Sequence[int] = (),
-    trust_remote_code: bool = False,
-    progress: Progress | None = None,
-) -> BenchResult:
+@accepts(BenchArguments)
+def bench(*given: Any, progress: Progress | None = None, **options: Any) -> BenchResult:
     """Times a model with plugins against TensorRT's own NVFP4, FP8 and BF16, or predicts the least time of each.
 
     The parameters are the options of `bench-engine`. `result.mode` says what was done: "engine" and "plugins" measure
@@ -320,29 +274,16 @@ def bench(
         subject: An engine, or an ONNX file or Hugging Face directory with its `target`.
         output: Where the result is written as JSON; the page of the build with the same name then shows it.
         mode: None takes what this machine can do, from engines down to the roofline.
-        lengths: Of a language model with caches: cached tokens at which a step is timed.
+        lengths: For a language model with caches: cached tokens at which a step is timed.
 
     Raises:
-        TrtNvfp4Error, OSError: As `build`.
+        TypeError, TrtNvfp4Error, OSError: As `build`.
     """
-    request = BenchRequest(
-        subject=Path(subject),
-        target=target,
-        plan=_path(plan),
-        model=_path(model),
-        mode=mode,
-        shapes=shapes_of(shapes or {}),
-        calib_data=_path(calib_data),
-        trust_remote_code=trust_remote_code,
-        rounds=rounds,
-        warm_up=warm_up,
-        lengths=tuple(lengths),
-    )
-    return benching.bench_to(_path(output), request, progress or Silent())
+    return benching.bench_to_file(BenchRequest(*given, **options), progress or Silent())
 
 
 def inline_plugins(model: PathLike, output: PathLike) -> Path:
-    """Writes a rewritten model to the ONNX file `output` as standard operators alone, without plugin nodes; returns its
+    """Writes a rewritten model to the ONNX file `output` as standard operators, without plugin nodes; returns its
     path. It computes the same, slower: for tools that have no plugin library.
 
     Raises:
@@ -353,7 +294,7 @@ def inline_plugins(model: PathLike, output: PathLike) -> Path:
 
 
 def inspect(path: PathLike) -> Inspection:
-    """What a model, plan, report, bundle or engine holds; `kind` says which, and what else the result has.
+    """The contents of a model, plan, report, bundle or engine; `kind` says which, and which other fields there are.
 
     Raises:
         TrtNvfp4Error, OSError: As `build`.
@@ -369,7 +310,3 @@ def why(model: PathLike, name: str) -> Why:
         TrtNvfp4Error, OSError: As `build`.
     """
     return explaining.explain(Path(model), name)
-
-
-def _path(path: PathLike | None) -> Path | None:
-    return None if path is None else Path(path)

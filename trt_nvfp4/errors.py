@@ -1,4 +1,4 @@
-"""The one family of exceptions that this package raises for what a user can mend."""
+"""The one family of exceptions that this package raises for faults that a user can fix."""
 
 from __future__ import annotations
 

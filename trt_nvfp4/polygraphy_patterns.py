@@ -1,11 +1,9 @@
-"""What `polygraphy plugin match|list|replace --plugin-dir` asks of a pattern.py.
+"""The functions of a pattern.py for `polygraphy plugin match|list|replace --plugin-dir`.
 
 `python -m trt_nvfp4.polygraphy_patterns DIR` writes that folder. `match` finds what build-engine finds, and writes
 config.yaml: instances name the tensors x and y, and as attributes the tensors of the weights. Instances for MLPs that
 no pattern knows are written by hand in the same way; `replace` quantizes the weights and puts the nodes in.
 """
-
-from __future__ import annotations
 
 import sys
 import tempfile
@@ -19,7 +17,9 @@ import onnx_graphsurgeon as gs
 
 from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Subgraph
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear
+from trt_nvfp4.graph_passes.subgraphs.products import MlpSubgraph
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 from trt_nvfp4.plugins.ops import OPS
 from trt_nvfp4.surgeon import SurgeonError, method
 from trt_nvfp4.surgeon_weights import names_of
@@ -62,7 +62,7 @@ class Pattern:
         given: dict[str, Any] = {}
         for key, value in (attrs or {}).items():
             if key in named and value not in tensors:
-                raise SurgeonError(f"instance of {self.op}: {key} names {value!r}, which is no tensor of the graph")
+                raise SurgeonError(f"instance of {self.op}: {key} names {value!r}, which is not a tensor of the graph")
             given[key] = tensors[value] if key in named else value
         outputs = output_tensors[0] if len(output_tensors) == 1 else output_tensors
         return method(graph, f"replace_with_{op}")(input_tensors[0], outputs, **given)
@@ -73,8 +73,8 @@ def _instance(subgraph: Subgraph) -> dict[str, Any] | None:
     if len(subgraph.linears) == 1:
         linear = subgraph.linears[0]
         x, y, linears = linear.x, linear.y, {"": linear}
-    elif len(subgraph.blocks) == 1 and (block := subgraph.blocks[0]).norm is None and block.add is None:
-        mlp = block.mlp
+    elif isinstance(subgraph, MlpSubgraph) and subgraph.is_plain:
+        mlp = subgraph.blocks[0].mlp
         if mlp.flattens:
             return None
         x, y = subgraph.blocks[0].x, subgraph.blocks[0].y

@@ -16,8 +16,6 @@ and of experts, each with its bias, such as `gate_bias`. Scales of activations, 
 be left out.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +31,7 @@ from trt_nvfp4 import surgeon_weights
 from trt_nvfp4.common.external_data import follow_links
 from trt_nvfp4.common.limited import LimitError
 from trt_nvfp4.common.nested_graphs import nested
+from trt_nvfp4.common.onnx_files import OnnxFile
 from trt_nvfp4.common.onnx_process import changed_by_onnx
 from trt_nvfp4.errors import TrtNvfp4Error
 from trt_nvfp4.graph_passes.ir.save import write
@@ -51,7 +50,7 @@ _TYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat1
 
 
 class SurgeonError(TrtNvfp4Error, ValueError):
-    """A node was asked for that the op does not allow."""
+    """The op does not allow a node that was to be added."""
 
     exit_code = 2
 
@@ -67,7 +66,7 @@ class _ExternalValues(gs.ir.tensor.LazyValues):  # type: ignore[misc]
         return onnx.numpy_helper.to_array(self.tensor, str(self.folder))
 
 
-def to_gs(model: str | Path | onnx.ModelProto) -> Any:
+def to_gs(model: str | Path | OnnxFile | onnx.ModelProto) -> Any:
     """The model as a gs.Graph, with the types of all tensors that ONNX can infer; weights are read when they are used.
 
     Raises:
@@ -77,8 +76,8 @@ def to_gs(model: str | Path | onnx.ModelProto) -> Any:
     """
     folder = Path()
     if not isinstance(model, onnx.ModelProto):
-        path = Path(model)
-        model = onnx.load(path, load_external_data=False)
+        path = OnnxFile.of(model).path
+        model = model.copied() if isinstance(model, OnnxFile) else onnx.load(path, load_external_data=False)
         folder = follow_links(model, path.parent)
         try:
             model = changed_by_onnx(onnx.shape_inference.infer_shapes, model)
@@ -96,7 +95,7 @@ def from_gs(graph: Any) -> onnx.ModelProto:
     """The graph, without what nothing uses, as a model that ONNX Runtime runs, too: the ops' functions are in it.
 
     Raises:
-        SurgeonError: A node of our domain is no op, or the model's operator set is too old for the ops.
+        SurgeonError: A node of our domain is not an op, or the model's operator set is too old for the ops.
     """
     model, folders = _exported(graph)
     for tensor in _tensors(model.graph):
@@ -220,7 +219,7 @@ def _shapes(operands: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
 
 
 def _bring_function(graph: Any, definition: OpDefinition) -> None:
-    """Put what computes the op where it is no plugin into the graph."""
+    """Put the op's function into the graph, for tools without the plugin."""
     if any((function.domain, function.name) == (DOMAIN, definition.name) for function in graph.functions):
         return
     try:

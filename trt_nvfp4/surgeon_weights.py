@@ -1,7 +1,5 @@
 """Float weights as an op's inputs: quantized matrices, their scales and biases, and zeros for what may be left out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,13 +18,13 @@ _SHARED = "shared_"
 
 
 def projections(definition: OpDefinition) -> list[str]:
-    """Of the op's quantized matrices, what their inputs' names start with: gate_up, down; "" of NVFP4Linear."""
+    """Prefixes of the inputs of the op's quantized matrices: gate_up, down; "" of NVFP4Linear."""
     names = [formal.name for formal in definition.inputs if formal.type == "tensor(int8)"]
     return [name.removesuffix("weight").rstrip("_") for name in names if name.endswith("weight")]
 
 
 def names_of(definition: OpDefinition) -> set[str]:
-    """What of the arguments of an op are tensors: its inputs, and float weights and biases."""
+    """Names of an op's arguments that are tensors: its inputs, and float weights and biases."""
     sources = {source for each in projections(definition) for source in _sources(each, gated=True)}
     return {formal.name for formal in definition.inputs} | sources | {f"{source}_bias" for source in sources}
 
@@ -38,7 +36,8 @@ def inputs_of(
     activations. Flags that follow from them (gated, shared, shared_gated) are set in `attributes`.
 
     Raises:
-        ValueError: A weight is missing, is no matrix or stack of matrices, does not divide into blocks of 16, holds NaN
+        ValueError: A weight is missing, is not a matrix or stack of matrices, does not divide into blocks of 16, holds
+        NaN
             or Inf, or gate and up differ in shape.
     """
     recipe, transposed = given.pop("recipe", "mse"), given.pop("transposed", False)
@@ -75,7 +74,7 @@ def defaults(
     definition: OpDefinition, shapes: Mapping[str, Sequence[Any]], dtype: np.dtype, attributes: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
     """Values for inputs that may be left out, of the shapes of those that are there: scales of activations (0: found at
-    run time), the correction of scores, the expert that all tokens pass, a norm that is not asked for."""
+    run time), the correction of scores, the expert that all tokens pass, a norm that is switched off."""
     formals = [formal.name for formal in definition.inputs]
     fmt = E4M3 if _is_fp8(definition) else NVFP4
     stack = tuple(shapes.get("up_weight", ())[:-2]) if definition.name == "NVFP4PersistentMLP" else ()

@@ -10,8 +10,6 @@ the processor, one thread, from the trained model to the quantized one, calibrat
 already has are kept: an interrupted run goes on.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

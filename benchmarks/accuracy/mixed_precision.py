@@ -7,8 +7,6 @@ Blackwell. What the output has already is kept. Errors are |y - y32| / |y32| ove
 results are rounded as on a GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import json
@@ -25,7 +23,7 @@ import onnx
 import torch
 
 import trt_nvfp4
-from trt_nvfp4.builder.accuracy.runners import session
+from trt_nvfp4.builder.model.onnx_session import session
 from trt_nvfp4.calibration.samples.samples import input_specs, load_samples
 from trt_nvfp4.calibration.statistics.collection import observable
 from trt_nvfp4.calibration.statistics.statistics import collect

@@ -5,13 +5,11 @@
 Losses are W4A4's: KL of the language models, 1 - cosine of MiniLM.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
-from trt_nvfp4.builder.roofline import LIMITS, subgraph_cost
+from trt_nvfp4.builder.roofline.predict import LIMITS, subgraph_cost
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -27,11 +25,9 @@ WEIGHTS = (
     ("`gptq`", "mse+gptq", "mse"),
     ("`local-hessian`", "local-hessian+gptq", "mse+gptq"),
     ("`awq`", "local-hessian+gptq+awq", "local-hessian+gptq"),
-    ("`activation-order`", "local-hessian+gptq+activation-order", "local-hessian+gptq"),
     ("`quantized-inputs`", "local-hessian+gptq+quantized-inputs", "local-hessian+gptq"),
-    ("`learned`", "mse+gptq+learned", "mse+gptq"),
 )
-# Of activations, by the labels of activations.json, with the weights of one recipe.
+# Remedies for activations, by the labels of activations.json, with the weights of one recipe.
 ACTIVATIONS = (
     ("`activation-four-over-six`", "four over six", "amax"),
     ("`activation-sweep`", "sweep", "amax"),

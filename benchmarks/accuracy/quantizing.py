@@ -1,10 +1,8 @@
 """Quantizes the subjects' weights and activations, in Torch, as the rewrite and the kernels do."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +12,6 @@ from trt_nvfp4.calibration.recipes import InputStatistics, Recipe, channel_scale
 from trt_nvfp4.calibration.recipes.residual_channels import combined_mean_square, residual_order
 from trt_nvfp4.common import nvfp4
 from trt_nvfp4.plugins.ops import number_formats
-
-# Residual channels of every subgraph, or by `Site.subgraph`.
-Residual: TypeAlias = int | Mapping[str, int]
-
-
-def count_of(site: Site, residual: Residual) -> int:
-    """The residual channels of a site's input."""
-    return residual if isinstance(residual, int) else residual[site.subgraph]
 
 
 def fold(subject: Subject, recipe: Recipe, statistics: dict[str, InputStatistics]) -> dict[str, InputStatistics]:
@@ -75,32 +65,25 @@ def input_statistics(subject: Subject, kinds: frozenset[str]) -> dict[str, Input
     return {name: InputStatistics(rows[name], **known) for name, known in found.items()}
 
 
-def channel_orders(
-    subject: Subject, statistics: dict[str, InputStatistics], residual: Residual
-) -> dict[str, Tensor | None]:
+def channel_orders(subject: Subject, statistics: dict[str, InputStatistics], residual: int) -> dict[str, Tensor | None]:
     """By site, the order of its input's channels that the rewrite gives residual channels; None: the model's own.
     Experts that read one activation share its order, those of down have their own; needs `mean_square`."""
+    if not residual:
+        return dict.fromkeys(site.name for site in subject.sites)
 
     def key(site: Site) -> str:
         return site.name if site.is_down else site.activation
 
     together: dict[str, list[InputStatistics]] = {}
     for site in subject.sites:
-        if count_of(site, residual):
-            together.setdefault(key(site), []).append(statistics[site.name])
-    orders: dict[str, Tensor | None] = {}
-    for site in subject.sites:
-        if count := count_of(site, residual):
-            orders[key(site)] = residual_order(combined_mean_square(together[key(site)]), count)
-    return {site.name: orders.get(key(site)) for site in subject.sites}
+        together.setdefault(key(site), []).append(statistics[site.name])
+    orders = {name: residual_order(combined_mean_square(read), residual) for name, read in together.items()}
+    return {site.name: orders[key(site)] for site in subject.sites}
 
 
-def quantize_weights(
-    subject: Subject, recipe: Recipe, statistics: dict[str, InputStatistics], residual: Residual | None = None
-) -> None:
-    """Every site's weight through NVFP4 by the recipe, in the order of channels of its residual channels, those of the
-    recipe where not given."""
-    orders = channel_orders(subject, statistics, recipe.residual if residual is None else residual)
+def quantize_weights(subject: Subject, recipe: Recipe, statistics: dict[str, InputStatistics]) -> None:
+    """Every site's weight through NVFP4 by the recipe, in the order of channels of its residual channels."""
+    orders = channel_orders(subject, statistics, recipe.residual)
     for site in subject.sites:
         order, known = orders[site.name], statistics[site.name]
         if order is None:
@@ -115,13 +98,11 @@ def quantized_activations(
     subject: Subject,
     statistics: dict[str, InputStatistics],
     scale_search: int = 0,
-    residual: Residual = 0,
-    left: Callable[[Site], bool] | None = None,
+    residual: int = 0,
 ) -> Iterator[None]:
     """W4A4: the input of every site goes through NVFP4, by the kernels' arithmetic, under its calibrated scale.
 
-    `residual`: so many heavy channels are followed by what NVFP4 loses of them (see `channel_orders`). `left`: sites
-    that read 16 bits.
+    `residual`: so many heavy channels are followed by their quantization errors (see `channel_orders`).
     """
     amax: dict[str, float] = {}
     for site in subject.sites:
@@ -131,16 +112,16 @@ def quantized_activations(
 
     def quantize(site: Site) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
         scale = number_formats.tensor_scale(torch.tensor(amax[site.activation]), scale_search)
-        order, count = orders[site.name], count_of(site, residual)
+        order = orders[site.name]
 
         def seen(x: Tensor) -> Tensor:
             ordered = x if order is None else x[..., order]
-            codes, scales = number_formats.quantize_with_residual(ordered, scale.to(x.device), scale_search, count)
+            codes, scales = number_formats.quantize_with_residual(ordered, scale.to(x.device), scale_search, residual)
             values = number_formats.dequantize_blocks(codes, scales, scale.to(x.device))
             if order is None:
                 return values
             once = values[..., : len(order)].clone()
-            once[..., -count:] += values[..., len(order) :]
+            once[..., -residual:] += values[..., len(order) :]
             return once[..., order.argsort()]
 
         def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -150,12 +131,7 @@ def quantized_activations(
 
         return hook
 
-    hooks = [
-        linear.register_forward_pre_hook(quantize(site))
-        for site in subject.sites
-        if left is None or not left(site)
-        for linear in site.linears
-    ]
+    hooks = [linear.register_forward_pre_hook(quantize(site)) for site in subject.sites for linear in site.linears]
     try:
         yield
     finally:

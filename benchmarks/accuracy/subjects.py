@@ -9,8 +9,6 @@ The linears of the blocks are quantized, experts included; embeddings, routers a
 matrices as the plugins hold them: gate and up are one.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,20 +43,6 @@ class Site:
     def is_down(self) -> bool:
         """Whether it ends an MLP or an expert; attention's output projection does not."""
         return "down" in self.name or (self.name.endswith(".output.dense") and "attention" not in self.name)
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it begins one."""
-        return any(part in self.name for part in ("gate", "intermediate"))
-
-    @property
-    def subgraph(self) -> str:
-        """What one plugin would compute it with: an MLP, a mixture, joined projections, or itself."""
-        layer = self.name.split(".")[0]
-        if self.is_up or self.is_down:
-            return f"{layer}.mlp"
-        is_joined = any(part in self.name for part in ("q_proj", "k_proj", "v_proj", "attention.self."))
-        return f"{layer}.qkv" if is_joined else f"{layer}.output"
 
     @property
     def weight(self) -> Tensor:

@@ -7,8 +7,6 @@ same run; every call of a CUDA graph has caches of its own, so that none is read
 follows the length. Prefill: 1k to 8k tokens of an empty cache.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -38,7 +36,9 @@ class Caches:
     y: torch.Tensor
 
     @classmethod
-    def random(cls, heads: tuple[int, int, int], batch: int, new: int, length: int, capacity: int, fp8: bool) -> Caches:
+    def random(
+        cls, heads: tuple[int, int, int], batch: int, new: int, length: int, capacity: int, fp8: bool
+    ) -> "Caches":
         count, kv_heads, size = heads
         cache = torch.randn(2, batch, kv_heads, capacity, size, device="cuda", dtype=torch.float16)
         if fp8:

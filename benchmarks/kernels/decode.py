@@ -5,8 +5,6 @@
 Needs a GPU; humming-kernels is left out, and reported as missing, where it is not installed.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

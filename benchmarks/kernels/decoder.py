@@ -9,8 +9,6 @@ are our plugins one by one with compiled torch between them, "one launch" is NVF
 through the plugin host, in a CUDA graph. Where the time goes is measured part by part, each alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 from collections.abc import Sequence
@@ -34,7 +32,7 @@ from benchmarks.kernels.decoder_parts import (
     one_launch,
 )
 from trt_nvfp4.builder.bench.timing import CudaDevice, Work, interleave
-from trt_nvfp4.builder.roofline import LIMITS
+from trt_nvfp4.builder.roofline.predict import LIMITS
 from trt_nvfp4.plugins.host import PluginHost
 
 #: Of one GPU's memory, what a step's caches and weights may take.

@@ -4,8 +4,6 @@ Layers are RMSNorm, QKV, attention over the cache, output projection, residual, 
 experts, residual; behind them a norm and the head. All take the same weights and caches.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,7 +13,7 @@ from torch.nn import functional
 
 from benchmarks.contestants import Weight, plugin_call, plugin_linear, stack_inputs
 from trt_nvfp4.builder.bench.timing import Work
-from trt_nvfp4.builder.roofline import experts_touched
+from trt_nvfp4.graph_passes.planning.kinds.products import experts_touched
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.ops import OPS, Activation
 from trt_nvfp4.plugins.ops.definition import ACTIVATION_SCALES
@@ -85,7 +83,7 @@ class Model:
     head: Weight
 
     @classmethod
-    def random(cls, shape: Shape, dtype: torch.dtype) -> Model:
+    def random(cls, shape: Shape, dtype: torch.dtype) -> "Model":
         def layer() -> Layer:
             attention = (
                 Weight.random(shape.qkv, shape.hidden, dtype),
@@ -136,7 +134,7 @@ class Step:
     sin: Tensor
 
     @classmethod
-    def random(cls, model: Model, batch: int, length: int, fp8: bool) -> Step:
+    def random(cls, model: Model, batch: int, length: int, fp8: bool) -> "Step":
         shape = model.shape
         sizes = (2, batch, shape.kv_heads, length, shape.head_dim)
         caches = torch.empty((shape.layers, *sizes), device="cuda", dtype=torch.int8 if fp8 else model.dtype)

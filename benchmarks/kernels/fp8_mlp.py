@@ -5,8 +5,6 @@
 Needs a Hopper GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict, dataclass
@@ -39,7 +37,7 @@ class Fp8Weight:
     dense: torch.Tensor  # bfloat16 [n, k]
 
     @classmethod
-    def random(cls, n: int, k: int) -> Fp8Weight:
+    def random(cls, n: int, k: int) -> "Fp8Weight":
         dense = torch.randn(n, k, device="cuda") / k**0.5
         scale = dense.abs().amax(1) / E4M3_MAX
         values = e4m3_round(dense / scale[:, None])

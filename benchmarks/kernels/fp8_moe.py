@@ -7,8 +7,6 @@ and sorted beforehand: expert by expert with sizes known on the host (_scaled_mm
 (_scaled_grouped_mm, where this version of torch has it). Bytes and calls are counted as in moe.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -44,7 +42,7 @@ class Fp8Experts(Experts):
     bytes_per_weight: ClassVar[float] = 1.0
 
     @classmethod
-    def of(cls, spec: dict[str, Any]) -> Fp8Experts:
+    def of(cls, spec: dict[str, Any]) -> "Fp8Experts":
         h, i, experts = spec["hidden"], spec["intermediate"], spec["experts"]
         width = i * spec.get("shared_experts", 0) or 16
         tensors = [*random_weight((experts, 2 * i, h)), *random_weight((experts, h, i))]

@@ -4,8 +4,6 @@ Timed are its two GEMMs, the activation between them (compiled) and the shared e
 gathering rows and the weighted sums are done beforehand: the plugin's time holds all of that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -9,8 +9,6 @@ distinct experts chosen (and the shared one), once, in NVFP4. Calls rotate throu
 through copies of the shared one's weights, so that the L2 cache is cold.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json
@@ -75,7 +73,7 @@ class Experts:
     tensors: list[torch.Tensor]  # the op's, from gate_up_weight to hidden_tensor_scale
 
     @classmethod
-    def random(cls, spec: dict[str, Any], w4a4: bool) -> Experts:
+    def random(cls, spec: dict[str, Any], w4a4: bool) -> "Experts":
         h, i, experts = spec["hidden"], spec["intermediate"], spec["experts"]
         width = i * spec.get("shared_experts", 0) or 16  # the op takes one where it uses none
         tensors = [*random_weight((experts, 2 * i, h)), *random_weight((experts, h, i))]
@@ -84,7 +82,7 @@ class Experts:
         scales = torch.tensor([8.0, 32.0], device="cuda") / 2688  # amax of x and about that of hidden values
         return cls(spec, attributes, [*tensors, *(scales if w4a4 else 0 * scales)])
 
-    def in_half(self) -> Experts:
+    def in_half(self) -> "Experts":
         """For FP16 activations."""
         return replace(self, tensors=[t.half() if t.dtype == DTYPE else t for t in self.tensors])
 

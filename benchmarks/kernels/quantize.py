@@ -8,8 +8,6 @@ Needs a GPU. The fraction counts x, residual, r, codes and scales once each, aga
 the run.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from contextlib import ExitStack

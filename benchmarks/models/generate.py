@@ -9,8 +9,6 @@ to the first token, and tokens per second behind it; the median of several runs.
 `--export-only` makes the ONNX models in `--models` without a GPU; a run with the same folder takes them from there.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import statistics

@@ -5,8 +5,6 @@ ModelOpt publishes NVFP4, from the directory to the rewritten model or a bundle,
     python -m benchmarks.models.memory 30b-a3b-nvfp4 --folder /data/scratch --bundle
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

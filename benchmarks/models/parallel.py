@@ -7,8 +7,6 @@ Every rank holds the rows of gate and up and the columns of the down projection 
 The prediction: what one GPU takes, divided by the ranks, and the sum measured alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable, Sequence
@@ -41,15 +39,15 @@ class Matrix:
     k: int
 
     @classmethod
-    def random(cls, *shape: int) -> Matrix:
+    def random(cls, *shape: int) -> "Matrix":
         *lead, k = shape
         codes = torch.randint(-128, 128, (*lead, k // 2), dtype=torch.int8, device="cuda")
         return cls(codes, torch.randint(0x30, 0x40, (*lead, k // 16), dtype=torch.uint8, device="cuda"), k)
 
-    def rows(self, rank: int, count: int) -> Matrix:
+    def rows(self, rank: int, count: int) -> "Matrix":
         return Matrix(self.codes.chunk(count, -2)[rank], self.scales.chunk(count, -2)[rank], self.k)
 
-    def columns(self, rank: int, count: int) -> Matrix:
+    def columns(self, rank: int, count: int) -> "Matrix":
         return Matrix(self.codes.chunk(count, -1)[rank], self.scales.chunk(count, -1)[rank], self.k)
 
     def tensors(self) -> list[torch.Tensor]:

@@ -1,7 +1,5 @@
 """Checkpoints of published shapes with random weights, written without holding or drawing more than a block of them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator

@@ -10,8 +10,6 @@ Each model is calibrated on some inputs and compared on others: the share of lin
 neighbour among the others, is the original's.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess
@@ -30,7 +28,7 @@ from tokenizers import Tokenizer
 
 import trt_nvfp4
 from benchmarks.models.real_samples import CALIBRATION_PHOTOS, FRESH_PHOTOS, lines, photos, sentences
-from trt_nvfp4.builder.accuracy.runners import session
+from trt_nvfp4.builder.model.onnx_session import session
 from trt_nvfp4.builder.report.report import versions
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "models" / "real_models.json"

@@ -1,8 +1,6 @@
 """Inputs of real models: lines of text as pictures, photographs and sentences, from files of installed packages or of
 wheels that are unpacked and never imported."""
 
-from __future__ import annotations
-
 import io
 import random
 import re

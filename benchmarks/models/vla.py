@@ -7,8 +7,6 @@ Random weights; every contestant is a CUDA graph, each step reads all weights ag
 encoder are left out. Needs a Hopper GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

@@ -7,8 +7,6 @@ its width) for Thor. All parts and all ten denoising steps run in ONNX Runtime o
 bodies. W4A4 is calibrated on other random observations. Needs no GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile
@@ -20,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import HERE, command, record
-from trt_nvfp4.builder.components import build
-from trt_nvfp4.builder.components.check import cosine, relative_error
+from trt_nvfp4.builder.components.check import cosine
 from trt_nvfp4.builder.components.devices.device import numpy_type
 from trt_nvfp4.builder.components.manifest import Manifest
 from trt_nvfp4.builder.components.pipeline import Pipeline
+from trt_nvfp4.builder.pipeline import parts_build as build
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.common.metrics import relative_error
 
 POLICY = HERE.parent / "examples" / "vla" / "pi05.py"
 CALIBRATION_SAMPLES = 2
@@ -65,14 +64,14 @@ def measured(expected: list[np.ndarray], found: list[np.ndarray]) -> Mapping[str
     """Errors of each observation's actions."""
     pairs = list(zip(expected, found, strict=True))
     return {
-        "relative_errors": [relative_error([a], [b]) for a, b in pairs],
+        "relative_errors": [relative_error(found=[b], expected=[a]) for a, b in pairs],
         "cosines": [cosine([a], [b]) for a, b in pairs],
     }
 
 
 def change(expected: np.ndarray, noise: np.ndarray) -> float:
     """How far denoising moves the noise that it starts from, relative to the actions."""
-    return relative_error([expected], [noise])
+    return relative_error(found=[noise], expected=[expected])
 
 
 def main() -> None:

@@ -7,8 +7,6 @@ seconds, the largest process, the most memory that all processes hold together, 
 examples/vla/predict.py shows of the parts. Needs no GPU. Other work on the machine is in the times.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -72,8 +70,8 @@ def build(target: str, bundle: bool, folder: Path) -> dict[str, Any]:
         f"{VLA / 'pi05.py'}:components",
         "--target",
         target,
-        "--accuracy-samples",
-        "0",
+        "--set",
+        "accuracy-samples=0",
     ]
     command += ["--bundle" if bundle else "-o", str(out)]
     spent = run(command, {"VLA_SIZE": "full", "VLA_DTYPE": "bfloat16"})

@@ -5,16 +5,14 @@ waiting along K, adding up partial sums. These terms are fitted to the records, 
 the floor's two parts, memory and issue, carry.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.pages.records import load
-from trt_nvfp4.builder.roofline import LIMITS
-from trt_nvfp4.builder.word_clocks import SCHEDULERS, WORD_WEIGHTS, word_clocks
+from trt_nvfp4.builder.roofline.predict import LIMITS
+from trt_nvfp4.builder.roofline.word_clocks import SCHEDULERS, WORD_WEIGHTS, word_clocks
 from trt_nvfp4.graph_passes.lowerings.registry import NVFP4_W4A16
 
 # Bytes per second as these GPUs read them (`read_bandwidth` of the records), not as published.

@@ -1,7 +1,5 @@
 """Writes docs/figures/float32.md: float32 networks in 16 bits, by us and by converters of others, as recorded."""
 
-from __future__ import annotations
-
 import argparse
 import textwrap
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Writes docs/figures/mutations.md: what the tests did not notice of kernels broken on purpose, and why."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -14,12 +12,13 @@ RECORD = BENCHMARKS / "results" / "emulator" / "mutations.json"
 
 INTRODUCTION = """# Mutations of kernels
 
-`tests/ptx_emulator/mutate.py` breaks one PTX instruction of a kernel at a time and runs the kernel's tests on the
+One PTX instruction of a kernel was broken at a time, and the kernel's tests ran on the
 [PTX emulator](../ptx_emulator.md#mutations). A mutation survives if every test still passes. The record is
-[mutations.json](../../benchmarks/results/emulator/mutations.json). Written by
-`python -m benchmarks.pages.mutations_page`; a test holds it to that.
+[mutations.json](../../benchmarks/results/emulator/mutations.json); the pytest plugin that made it is
+`tests/ptx_emulator/mutate.py` of commit 94ba3836. Written by `python -m benchmarks.pages.mutations_page`; a test checks
+it.
 
-Mutations are drawn at random from instructions that some test executes, without those that a rule leaves out.
+Mutations were drawn at random from instructions that some test executes, without those that a rule leaves out.
 [Below](#tests) are the tests that tried them. A survivor is equivalent if no test could notice it: outputs are the
 same, or as near as float32 rounds. All, executed and drawn from of the W4A16 persistent MLP are those of an earlier
 run, of all its ten instantiations. `NEAREST` of `test_emulated_rounding.py` was 5e-7 as mutations were tried, and 1e-6

@@ -1,7 +1,5 @@
 """Writes docs/figures/performance.md: every table comes from a recorded run in benchmarks/results."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +17,7 @@ divided by our time. The kernels for Blackwell have not run on such a GPU yet. T
 [Roofline](roofline.md) predicts what a GPU can reach at best.
 
 The benchmarks need a GPU, a CUDA build of torch and `pip install '.[benchmarks]'`.
-[`benchmarks/NOTES.md`](../../benchmarks/NOTES.md) logs what was tried.
+[`benchmarks/notes`](../../benchmarks/notes/README.md) logs what was tried.
 `python -m benchmarks.pages.performance_page` writes this page."""
 
 STACK = """## A stack of MLPs in one launch
@@ -66,6 +64,13 @@ against torch's scaled_dot_product_attention in FP16. About 9 us of a call do no
 
 PREFILL = "Prefill into an empty FP16 cache, against torch's flash attention and cuDNN's."
 
+LINEAR_ATTENTION = """## Linear attention
+
+`LinearAttention` in bfloat16 with float32 states in place, against flash-linear-attention 0.6 (Triton) in the same run:
+gated delta with 32 heads of 128, and the gated rule with 64 heads of 64 over states of 128, as Mamba2 has them. The
+share of bandwidth counts the state read and written once, and inputs and outputs. No state is in L2. The gated
+rows were recorded earlier on the same day; their kernel had two stages of copies then. Errors are of the output,
+against float64."""
 
 DECODER = """## A whole decode step
 
@@ -75,7 +80,7 @@ time its fraction of the floor: NVFP4 weights and the caches, in their type, rea
 record states. BF16 and FP8 are torch.compile's in a CUDA graph, as multiples of the faster of parts and one
 launch with 16-bit caches. Mixtures have no baseline here. At one token neither memory nor products bind the launch for
 all layers, but what follows one another in every layer: hand-overs between blocks, and attention. Parts pay a start
-each. What was measured against both: [NOTES.md](../../benchmarks/NOTES.md)."""
+each. What was measured against both: [notes](../../benchmarks/notes/README.md)."""
 
 QUANTIZE = """## Quantizers of 4-bit activations
 
@@ -176,6 +181,16 @@ def attention_table() -> str:
             shares = [f"{ours:.0f} us", f"{run['fraction_of_bandwidth']:.0%}", against]
             rows.append([str(run["batch"]), run["cache"], str(run["length"]), *shares])
     return table("batch, cache, cached tokens, time, of bandwidth, torch", rows)
+
+
+def linear_attention_table() -> str:
+    rows = []
+    for run in (run for part in ("decode", "prefill") for run in load("linear_attention")[part]):
+        ours, other = (times(run)[name] for name in ("plugin", "fla"))
+        shares = [f"{run['fraction_of_bandwidth']:.0%}", f"{run['error']['output']:.1e}"]
+        sizes = [run["rule"], str(run["batch"]), str(run["tokens"])]
+        rows.append([*sizes, f"{ours:.1f} us", f"{other / ours:.2f}x", *shares])
+    return table("rule, batch, tokens, time, fla, of bandwidth, error", rows)
 
 
 def decoder_table() -> str:
@@ -288,6 +303,9 @@ def page() -> str:
         attention_table(),
         PREFILL,
         prefill_table(),
+        LINEAR_ATTENTION,
+        source("linear_attention"),
+        linear_attention_table(),
         DECODER,
         f"NVIDIA H200: {link('decoder')}, `{script('decoder')}`.",
         decoder_table(),

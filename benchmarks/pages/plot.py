@@ -1,7 +1,5 @@
 """Draws the stack's results, as decode.py wrote them. Needs matplotlib."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

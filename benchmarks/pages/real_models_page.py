@@ -1,7 +1,5 @@
 """Writes docs/figures/real_models.md from the recorded run of benchmarks/models/real_models.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarks.models.real_models import LEAST_EQUAL, MODELS, VARIANTS

@@ -1,7 +1,5 @@
 """The recorded runs, by name, for the pages that show them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Writes docs/figures/roofline.md: the least time of workloads on three Blackwell GPUs, beside published figures."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -11,7 +9,7 @@ from typing import Any
 from benchmarks.pages import kernel_times
 from benchmarks.pages.records import BENCHMARKS, DOCS
 from trt_nvfp4.builder.report.charts import number
-from trt_nvfp4.builder.roofline import (
+from trt_nvfp4.builder.roofline.predict import (
     LIMITS,
     Cost,
     Limits,
@@ -21,7 +19,7 @@ from trt_nvfp4.builder.roofline import (
     slower,
     subgraph_cost,
 )
-from trt_nvfp4.builder.word_clocks import SCHEDULERS, WORD_WEIGHTS, word_clocks
+from trt_nvfp4.builder.roofline.word_clocks import SCHEDULERS, WORD_WEIGHTS, word_clocks
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, NVFP4_W4A16
 
@@ -34,7 +32,8 @@ INTRODUCTION = """# Roofline
 
 **All figures are predictions, but for the section "Against recorded runs".** A prediction is the least time that a
 workload of `benchmarks/workloads.json` can take: bytes over the published memory bandwidth, operations over the
-published dense peak, or the instructions that decode 4-bit weights, whichever is longest (`builder/roofline.py`).
+published dense peak, or the instructions that decode 4-bit weights, whichever is longest
+(`builder/roofline/predict.py`).
 Weights and scales are read once (4.5 bits per weight), 16-bit inputs and outputs are moved once, and values between two
 products stay on the chip. W4A4 multiplies in FP4; W4A16 decodes its weights and multiplies in BF16. A multiply-add is
 two operations. A kernel that reaches half of this is a good one; nobody reaches all of it.
@@ -115,9 +114,10 @@ ISSUE = """
 
 W4A16 decodes 4-bit weights by instructions. The table shows the clocks that a scheduler takes to decode a word (the
 eight codes of a lane) at M tokens, for FP16 / BF16, and first the clocks that memory takes to deliver one. Bold:
-decoding takes longer. Instructions are counted in the machine code (`benchmarks/kernels/issue_slots.py`,
-[`issue_slots.json`](../../benchmarks/results/kernels/issue_slots.json));
-clocks per instruction were measured on Hopper, and are an assumption for every other GPU (`builder/word_clocks.py`). On
+decoding takes longer. Instructions are counted in the machine code
+([`issue_slots.json`](../../benchmarks/results/kernels/issue_slots.json));
+clocks per instruction were measured on Hopper, and are an assumption for every other GPU
+(`builder/roofline/word_clocks.py`). On
 SM100 and SM120 one instruction converts two codes to FP16: a word takes 11 instructions at 8 tokens, where bit
 operations need 17. No instruction converts to BF16, which from 9 tokens on takes bit operations there too. On a B200
 W4A4 is therefore the faster arithmetic from about 16 tokens on; on Thor memory is the limit up to 32 tokens. More than

@@ -1,6 +1,4 @@
-"""Prints the tables of docs/how_to/vla.md, from the recorded runs of vla_actions.py and vla_build.py."""
-
-from __future__ import annotations
+"""Prints the tables of docs/how_to/vla.md and robot_policies.md, from recorded runs of vla_*.py and policies.py."""
 
 from collections.abc import Iterable
 
@@ -55,8 +53,17 @@ def parts_table(target: str) -> str:
     return table(("part", "runs", "MB of weights", "rows", "kernels", "as planned", *formats), rows)
 
 
+def policies_table() -> str:
+    """Errors of policies against LeRobot's own chunk of actions."""
+    rows = []
+    for run in load("policies")["runs"]:
+        shown = (str(run["steps"]), f"{run['export_error']:.1e}", str(run["nvfp4"]), f"{run['error']:.1e}")
+        rows.append([f"`{run['type']}`", *shown, f"{run['cosine']:.5f}"])
+    return table(("type", "steps", "error in float32", "NVFP4 subgraphs", "error as planned", "cosine"), rows)
+
+
 def main() -> None:
-    print(actions_table(), builds_table(), parts_table("thor"), sep="\n\n")
+    print(actions_table(), builds_table(), parts_table("thor"), policies_table(), sep="\n\n")
 
 
 if __name__ == "__main__":

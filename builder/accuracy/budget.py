@@ -1,6 +1,4 @@
-"""Accuracy as a number: a budget such as `cosine>=0.999`, and the score of a model's outputs that it is asked of."""
-
-from __future__ import annotations
+"""Accuracy as a number: a budget such as `cosine>=0.999`, and the score that a model's outputs reach."""
 
 import math
 import re
@@ -10,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trt_nvfp4.builder.accuracy.metrics import Agreement, can_be_logits, is_discrete
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.errors import UsageError
 from trt_nvfp4.common.metrics import log_softmax
 
 # Metric -> the relation that a budget states, and its range.
@@ -25,28 +23,28 @@ _SYNTAX = re.compile(r"\s*([a-z]+)\s*(>=|<=)\s*(\S+?)\s*(?:dB)?\s*")
 
 @dataclass(frozen=True)
 class Budget:
-    """What the outputs on held-out samples must come to; see `Score` for the metrics."""
+    """A limit for the outputs on held-out samples; see `Score` for the metrics."""
 
     metric: str
     limit: float
 
     @classmethod
-    def parse(cls, text: str) -> Budget:
-        """Read `cosine>=0.999`, `sqnr>=30dB`, `kl<=0.01` or `perplexity<=16.5`; raises BuilderError (usage)."""
+    def parse(cls, text: str) -> "Budget":
+        """Read `cosine>=0.999`, `sqnr>=30dB`, `kl<=0.01` or `perplexity<=16.5`; raises UsageError."""
         form = ", ".join(f"{metric}{relation}X" for metric, (relation, _, _) in METRICS.items())
         match = _SYNTAX.fullmatch(text)
         if match is None or match[1] not in METRICS:
-            raise BuilderError(USAGE, f"--accuracy-budget '{text}': expected one of {form}, such as cosine>=0.999")
+            raise UsageError(f"--accuracy-budget '{text}': expected one of {form}, such as cosine>=0.999")
         metric, relation, number = match.groups()
         expected, least, most = METRICS[metric]
         if relation != expected:
-            raise BuilderError(USAGE, f"--accuracy-budget '{text}': a budget of {metric} is {metric}{expected}X")
+            raise UsageError(f"--accuracy-budget '{text}': a budget of {metric} is {metric}{expected}X")
         try:
             limit = float(number)
         except ValueError:
-            raise BuilderError(USAGE, f"--accuracy-budget '{text}': '{number}' is not a number") from None
+            raise UsageError(f"--accuracy-budget '{text}': '{number}' is not a number") from None
         if not math.isfinite(limit) or not least <= limit <= most:
-            raise BuilderError(USAGE, f"--accuracy-budget '{text}': {metric} lies between {least:g} and {most:g}")
+            raise UsageError(f"--accuracy-budget '{text}': {metric} lies between {least:g} and {most:g}")
         return cls(metric, limit)
 
     def __str__(self) -> str:
@@ -82,32 +80,30 @@ class Score:
     def add(
         self, sample: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], actual: Mapping[str, np.ndarray]
     ) -> None:
-        """Account for one sample's outputs, the original's and the model's. Raises BuilderError (usage) where the
+        """Account for one sample's outputs, the original's and the model's. Raises UsageError where the
         metric does not apply to the model."""
         with_kl = self.metric in ("kl", "perplexity")
         discrete = [name for name, values in actual.items() if isinstance(values, np.ndarray) and is_discrete(values)]
         if len(discrete) == len(actual):
             needed = "logits" if with_kl else "an output of floating-point numbers"
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 f"a budget of {self.metric} needs {needed}; "
-                + ", ".join(f"output {name} is {actual[name].dtype} {actual[name].shape}" for name in discrete),
+                + ", ".join(f"output {name} is {actual[name].dtype} {actual[name].shape}" for name in discrete)
             )
         self.left_out.update(discrete)
         counted = {name: values for name, values in actual.items() if name not in self.left_out}
         for name, values in counted.items():
             if not isinstance(values, np.ndarray) or values.dtype.kind in "OSU":
-                raise BuilderError(USAGE, f"a budget of {self.metric} needs tensors of numbers; output {name} is none")
+                raise UsageError(f"a budget of {self.metric} needs tensors of numbers; output {name} is not one")
             if values.shape != expected[name].shape:
-                raise BuilderError(
-                    USAGE,
+                raise UsageError(
                     f"a budget of {self.metric} compares outputs element by element, and the shape of output {name} "
                     f"depends on values: {expected[name].shape} by the original, {values.shape} when quantized; "
-                    "give a model that ends before it",
+                    "give a model that ends before it"
                 )
             if with_kl and not can_be_logits(values):
-                raise BuilderError(
-                    USAGE, f"a budget of {self.metric} needs logits; output {name} is {values.dtype} {values.shape}"
+                raise UsageError(
+                    f"a budget of {self.metric} needs logits; output {name} is {values.dtype} {values.shape}"
                 )
             self._outputs.setdefault(name, Agreement(name, "output", with_kl)).add(expected[name], values)
         if self.metric == "perplexity":
@@ -117,24 +113,21 @@ class Score:
     def _add_tokens(self, sample: Mapping[str, np.ndarray], logits: np.ndarray) -> None:
         ids = sample.get("input_ids")
         if ids is None or logits.ndim != ids.ndim + 1 or logits.shape[:-1] != ids.shape:
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 "a budget of perplexity needs a language model: an input input_ids [batch, sequence] and logits "
                 "[batch, sequence, vocabulary] as first floating-point output; found "
-                f"{sorted(sample)} and {logits.shape}",
+                f"{sorted(sample)} and {logits.shape}"
             )
         mask = sample.get("attention_mask", np.ones_like(ids))
         if mask.shape != ids.shape:
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 f"a budget of perplexity counts tokens by attention_mask, which must have the shape of input_ids, "
-                f"{ids.shape}; found {mask.shape}",
+                f"{ids.shape}; found {mask.shape}"
             )
         if ids.size and not 0 <= ids.min() <= ids.max() < logits.shape[-1]:
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 f"a budget of perplexity needs input_ids from 0 to {logits.shape[-1] - 1}, of which there are logits; "
-                f"found {ids.min()} to {ids.max()}",
+                f"found {ids.min()} to {ids.max()}"
             )
         counted = mask[..., 1:] != 0
         likelihoods = log_softmax(logits[..., :-1, :].astype(np.float64))
@@ -152,7 +145,7 @@ class Score:
 
     @property
     def loss(self) -> float:
-        """What several small errors add up in: 1 - cosine, the noise-to-signal ratio, or KL (for perplexity too, whose
+        """The error as a sum of small errors: 1 - cosine, the noise-to-signal ratio, or KL (for perplexity too, whose
         own differences are noisier)."""
         if self.metric == "cosine":
             return 1 - self.value
@@ -162,7 +155,7 @@ class Score:
 
     @property
     def worst_output(self) -> str:
-        """The output that the metric is of; "" where all come to the same, or there is one alone."""
+        """The output that decides the metric; "" where all have the same value, or there is only one."""
         if self.metric == "perplexity" or len(set(self._by_output().values())) < 2:
             return ""
         return self._worst[0]

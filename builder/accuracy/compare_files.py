@@ -1,7 +1,5 @@
 """Two files are compared on the user's samples, or on random ones: what `compare-engine` does."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -12,20 +10,21 @@ import numpy as np
 from trt_nvfp4.builder.accuracy.compare import Comparison, Sample, Samples, compare
 from trt_nvfp4.builder.accuracy.metrics import Agreement, Thresholds
 from trt_nvfp4.builder.accuracy.plugins import compare_plugins
-from trt_nvfp4.builder.accuracy.runners import Side
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.accuracy.runners import ModelRunner
+from trt_nvfp4.builder.cuda.driver import local_compute_capability
+from trt_nvfp4.builder.errors import UsageError
 from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
-from trt_nvfp4.builder.inputs.shapes import Shape
-from trt_nvfp4.builder.pipeline.progress import Progress, Silent
+from trt_nvfp4.builder.inputs.shape_text import Shape
 from trt_nvfp4.builder.targets import arch_of
-from trt_nvfp4.builder.tensorrt.backend import local_compute_capability
-from trt_nvfp4.builder.tensorrt.load import typical_shapes
+from trt_nvfp4.builder.tensorrt.kernels import kernels_of
+from trt_nvfp4.builder.tensorrt.load import opt_shapes
+from trt_nvfp4.builder.terminal.progress import Progress, Silent
 from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs, load_samples
 from trt_nvfp4.plugins.compile.library import build_library
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.ops.definition import shapes_fit
 
-# What a threshold can be; NaN is nowhere in it.
+# The range of each threshold; it excludes NaN.
 RANGES = {
     "min_cosine": (-1.0, 1.0),
     "min_sqnr": (-math.inf, math.inf),
@@ -34,9 +33,9 @@ RANGES = {
     "max_kl": (0.0, math.inf),
 }
 RANDOM = 4  # samples
-# Where a model cannot run on inputs that the user did not give.
+# Ends the message of a model that cannot run on random inputs.
 _OF_RANDOM = (
-    "; the inputs were random, of typical shapes: give samples with --data FILE|DIR, or shapes that fit together with "
+    "; the inputs were random, of the opt shapes: give samples with --data FILE|DIR, or shapes that fit together with "
     "--shapes"
 )
 
@@ -65,23 +64,23 @@ def compare_files(
     check_thresholds(thresholds, judge_subgraphs)
     if samples is not None and (unused := _given({"--shapes": shapes or None, "--samples": count, "--seed": seed})):
         what = f"--data {samples}" if isinstance(samples, Path) else "samples"
-        raise BuilderError(
-            USAGE, f"{what}: {' and '.join(unused)} would make random samples instead; leave out one or the other"
+        raise UsageError(
+            f"{what}: {' and '.join(unused)} would make random samples instead; leave out one or the other"
         )
     progress = progress or Silent()
-    sides = Side.of(reference), Side.of(result)
+    sides = ModelRunner.of(reference), ModelRunner.of(result)
     model = sides[0].model or sides[1].model
 
     def inputs(specs: Mapping[str, InputSpec]) -> Iterable[Sample]:
         found: Iterable[Sample]
         total = 0
         if isinstance(samples, Path):
-            found = load_samples(samples, specs, model and model.parent, trust_remote_code)
+            found = load_samples(samples, specs, None if model is None else model.path.parent, trust_remote_code)
         elif samples is not None:
             found = samples
         else:
             total = count or RANDOM
-            words = {} if model is None else vocabulary(model)
+            words = {} if model is None else vocabulary(model.path)
             asked = shapes or _reported_shapes(result, specs)
             found = random_samples(specs, words, total, np.random.default_rng(seed or 0), asked)
         for number, sample in enumerate(found, 1):
@@ -97,15 +96,15 @@ def compare_files(
 
 
 def check_thresholds(thresholds: Thresholds, judge_subgraphs: bool) -> None:
-    """Raise BuilderError (usage) for thresholds that nothing can be held to."""
+    """Raise UsageError for thresholds out of range, and for --check all without a threshold."""
     limits = asdict(thresholds)
     for name, value in limits.items():
         smallest, largest = RANGES[name]
         if value is not None and not smallest <= value <= largest:
-            raise BuilderError(USAGE, f"{_flag(name)} {value}: expected a number from {smallest:g} to {largest:g}")
+            raise UsageError(f"{_flag(name)} {value}: expected a number from {smallest:g} to {largest:g}")
     if judge_subgraphs and all(value is None for value in limits.values()):
         listed = ", ".join(map(_flag, limits))
-        raise BuilderError(USAGE, f"--check all: there is no threshold to meet; add one of {listed}")
+        raise UsageError(f"--check all: there is no threshold to meet; add one of {listed}")
 
 
 def _flag(name: str) -> str:
@@ -117,10 +116,10 @@ def _given(options: Mapping[str, object]) -> list[str]:
 
 
 def _reported_shapes(result: Path, specs: Mapping[str, InputSpec]) -> dict[str, Shape]:
-    """Typical shapes by the report beside an engine, rewritten model or bundle, as far as they fit the inputs."""
+    """The opt shapes in the report beside an engine, rewritten model or bundle, as far as they fit the inputs."""
     # Absolute: a bundle may be '.'.
-    typical = typical_shapes(Path(str(result.absolute()).removesuffix(".rewritten.onnx")))
-    return {name: shape for name, shape in typical.items() if name in specs and shapes_fit(shape, specs[name].shape)}
+    shapes = opt_shapes(Path(str(result.absolute()).removesuffix(".rewritten.onnx")))
+    return {name: shape for name, shape in shapes.items() if name in specs and shapes_fit(shape, specs[name].shape)}
 
 
 def _on_this_gpu(compared: Comparison, inputs: Samples, progress: Progress) -> list[Agreement]:
@@ -130,4 +129,5 @@ def _on_this_gpu(compared: Comparison, inputs: Samples, progress: Progress) -> l
     if capability is None or model is None or compared.result.kind == "onnx" or compared.reference.kind == "engine":
         return []
     progress.stage("running the plugins on this GPU")
-    return compare_plugins(model, inputs(input_specs(model)), PluginHost(build_library(arch_of(capability))))
+    library = build_library(arch_of(capability), groups=kernels_of(model.proto))
+    return compare_plugins(model, inputs(input_specs(model.proto)), PluginHost(library))

@@ -1,7 +1,5 @@
 """How a decoder agrees with another over its caches: prompts, then steps on the reference's own tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -10,14 +8,15 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from trt_nvfp4.builder.errors import USAGE, BuilderError
-from trt_nvfp4.builder.generate.loop import Runner, advance, check, prefill
-from trt_nvfp4.builder.generate.open import opened, tokenizer_folder
+from trt_nvfp4.builder.errors import UsageError
+from trt_nvfp4.builder.generate.loop import advance, check, prefill
+from trt_nvfp4.builder.generate.open import RunnerName, opened, tokenizer_folder
+from trt_nvfp4.builder.generate.runner import Runner
 from trt_nvfp4.builder.generate.tokenizer import Tokenizer
-from trt_nvfp4.builder.report.contents import DecodingAgreement
+from trt_nvfp4.builder.records.contents import DecodingAgreement
 from trt_nvfp4.common.metrics import kl_divergence
 
-#: Of prompts that are drawn: so many, of these lengths.
+#: Random prompts: how many, and their shortest and longest length in tokens.
 DRAWN, SHORTEST, LONGEST = 3, 4, 24
 
 
@@ -37,7 +36,7 @@ class Step:
 
 @dataclass
 class DecodingComparison:
-    """All steps of one comparison, over `prompts` prompts; `names` are what ran the reference and the result."""
+    """All steps of one comparison over `prompts` prompts; `names`: the runners of the reference and the result."""
 
     names: tuple[str, str]
     prompts: int
@@ -73,21 +72,22 @@ def compare_decoding(
     prompts: Sequence[str | Sequence[int]] = (),
     count: int = DRAWN,
     seed: int = 0,
+    runner: RunnerName = "auto",
 ) -> DecodingComparison:
     """Agreement of two decoders: engines, bundles, ONNX models or Hugging Face directories.
 
     Both take the same text: the prompts, and behind them the likeliest tokens by the reference, so that a difference is
     of this step and not of an earlier one. `prompts` are text or token ids; without any, `count` random ones of
-    different lengths are drawn. Raises BuilderError: usage for prompts or steps that one of the two cannot take, or as
-    `open_runner`.
+    different lengths are drawn. `runner` runs the result. Raises BuilderError: usage for prompts or steps
+    that one of the two cannot take, or as `open_runner`.
     """
     if not prompts and count < 1:
-        raise BuilderError(USAGE, f"count {count}: expected prompts, or 1 or more random ones")
+        raise UsageError(f"count {count}: expected prompts, or 1 or more random ones")
     with ExitStack() as made:
-        (first, file), (second, other) = (opened(path, made) for path in (reference, result))
+        (first, file), (second, other) = (opened(reference, made), opened(result, made, runner=runner))
         if first.decoder.vocab_size != second.decoder.vocab_size:
             sizes = f"{first.decoder.vocab_size} tokens in {reference}, {second.decoder.vocab_size} in {result}"
-            raise BuilderError(USAGE, f"not the same model: {sizes}")
+            raise UsageError(f"not the same model: {sizes}")
         texts = _ids(prompts, [tokenizer_folder(file), tokenizer_folder(other)]) or _drawn(
             first, second, steps, count, seed
         )
@@ -108,10 +108,9 @@ def _decode(first: Runner, second: Runner, texts: list[list[int]], steps: int) -
         check(runner, texts, 1)
         longest = max(map(len, texts)) + steps - 1
         if longest > runner.decoder.capacity:
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 f"{runner.name}: the longest prompt and {steps} steps are {longest} tokens, but the caches hold "
-                f"{runner.decoder.capacity}; ask for fewer --steps, or give shorter prompts",
+                f"{runner.decoder.capacity}; ask for fewer --steps, or give shorter prompts"
             )
         runner.start(len(texts))
     rows = [list(text) for text in texts]

@@ -1,6 +1,4 @@
-"""How one tensor agrees with its reference over all samples, and what agreement is asked for."""
-
-from __future__ import annotations
+"""How one tensor agrees with its reference over all samples, and thresholds for that agreement."""
 
 import math
 from collections import OrderedDict
@@ -17,9 +15,9 @@ from polygraphy.comparator import (
 )
 from rich.table import Table
 
-from trt_nvfp4.builder.errors import USAGE, BuilderError
-from trt_nvfp4.builder.report.contents import TensorAgreement
-from trt_nvfp4.builder.report.tables import grid
+from trt_nvfp4.builder.errors import UsageError
+from trt_nvfp4.builder.records.contents import TensorAgreement
+from trt_nvfp4.builder.terminal.tables import grid
 from trt_nvfp4.common.metrics import cosine, kl_divergence
 
 CompareFunc = Callable[[IterationResult, IterationResult], "OrderedDict[str, Any]"]
@@ -30,7 +28,7 @@ class Agreement:
     """How one tensor, `discrete` or not (see `is_discrete`), agrees with the reference's, over all samples.
 
     `cosine` is the worst sample's cosine similarity and `worst_sample` that sample's number, `sqnr_db` is
-    10 log10(sum x^2 / sum (x - y)^2) over all samples, `max_rel` the greatest |x - y| / |x| (infinite where x alone is
+    10 log10(sum x^2 / sum (x - y)^2) over all samples, `max_rel` the greatest |x - y| / |x| (infinite where only x is
     0), `argmax` the share of last-axis vectors whose largest entry is at the same place, `equal` the share of equal
     values, `kl` the worst sample's mean KL(softmax x || softmax y) over those vectors, in nats (computed on request,
     where `can_be_logits`).
@@ -60,9 +58,7 @@ class Agreement:
     def add(self, expected: np.ndarray, actual: np.ndarray) -> None:
         """Account for one sample. Raises BuilderError when the shapes differ."""
         if expected.shape != actual.shape:
-            raise BuilderError(
-                USAGE, f"{self.name}: shapes {expected.shape} and {actual.shape} differ: not the same model"
-            )
+            raise UsageError(f"{self.name}: shapes {expected.shape} and {actual.shape} differ: not the same model")
         x, y = in_float64(expected, actual)
         difference = np.abs(x - y)
         noise = float(np.square(difference).sum())
@@ -97,6 +93,16 @@ class Agreement:
         """In every sample: there is nothing to agree on."""
         return self._values == 0
 
+    def reached(self) -> dict[str, str]:
+        """Each metric that has a threshold, by the word for it."""
+        return {
+            "cosine": f"{self.cosine:.6f}",
+            "SQNR": f"{self.sqnr_db:.1f} dB",
+            "max abs": f"{self.max_abs:.3g}",
+            "max rel": f"{self.max_rel:.3g}",
+            "KL": "none" if self.kl is None else f"{self.kl:.3g}",
+        }
+
     def as_dict(self) -> TensorAgreement:
         """For JSON (see `for_json`)."""
         return {
@@ -115,19 +121,19 @@ class Agreement:
 
 
 def for_json(value: float) -> float | None:
-    """JSON knows neither NaN, what cannot be measured, nor infinity, the SQNR of equal tensors: those become null."""
+    """The number, or None for NaN and infinity (the SQNR of equal tensors), which JSON does not have."""
     return value if math.isfinite(value) else None
 
 
 def is_discrete(values: np.ndarray) -> bool:
-    """Whether these are integers or booleans, of which a small error of the model makes others that are as far away as
-    may be: indices, token ids, masks."""
+    """True for integers and booleans (indices, token ids, masks): a small error of the model may change them by any
+    amount."""
     return values.dtype.kind in "biu"
 
 
 def in_float64(expected: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both as float64, in which differences of integers cannot wrap around, and booleans have some. Integers that
-    differ and have the same float64, beyond 2^53, become neighbours."""
+    """Both as float64, so that differences of integers do not wrap around and booleans can be subtracted. Integers
+    beyond 2^53 that differ and have the same float64 become neighbours."""
     x, y = expected.astype(np.float64), actual.astype(np.float64)
     if is_discrete(expected):
         neighbour = np.nextafter(y, np.where(actual > expected, np.inf, -np.inf))
@@ -136,7 +142,7 @@ def in_float64(expected: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, np
 
 
 def can_be_logits(values: np.ndarray) -> bool:
-    """Whether a softmax of the last axis says anything: not of integers and booleans, nor of a single entry."""
+    """True where a softmax of the last axis has a meaning: floats, and two entries or more."""
     return not is_discrete(values) and values.ndim > 0 and values.shape[-1] > 1
 
 
@@ -151,7 +157,7 @@ def _greatest(so_far: float, values: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What every sample has to meet; None asks nothing. See the options of compare-engine."""
+    """Limits that every sample has to meet; None: no limit. See the options of compare-engine."""
 
     min_cosine: float | None = None
     min_sqnr: float | None = None
@@ -160,12 +166,13 @@ class Thresholds:
     max_kl: float | None = None
 
     def functions(self, reference: np.ndarray) -> Iterator[tuple[str, CompareFunc]]:
-        """(what is asked of a tensor like `reference`, Polygraphy comparison function); each takes the result first and
-        the reference second."""
+        """(threshold in words, Polygraphy comparison function) for a tensor like `reference`; the function takes the
+        result first and the reference second."""
         if self.min_cosine is not None:
             yield f"cosine >= {self.min_cosine}", CosineSimilarityCompareFunc(self.min_cosine, check_shapes=True)
         if self.min_sqnr is not None:
-            yield f"SQNR >= {self.min_sqnr} dB", _swapped(SnrCompareFunc(self.min_sqnr, check_shapes=True))
+            snr = SnrCompareFunc(self.min_sqnr, check_shapes=True)  # whose first argument is the signal: the reference
+            yield f"SQNR >= {self.min_sqnr} dB", lambda result, reference: snr(reference, result)
         if self.max_abs is not None:
             yield f"max abs <= {self.max_abs}", _simple(atol=self.max_abs, rtol=0.0)
         if self.max_rel is not None:
@@ -177,11 +184,6 @@ class Thresholds:
 def _simple(atol: float, rtol: float) -> CompareFunc:
     function: CompareFunc = SimpleCompareFunc(atol=atol, rtol=rtol, check_error_stat="elemwise", check_shapes=True)
     return function
-
-
-def _swapped(function: CompareFunc) -> CompareFunc:
-    """Polygraphy's SNR takes its first result for the signal; ours is the reference."""
-    return lambda result, reference: function(reference, result)
 
 
 def _kl_at_most(limit: float) -> CompareFunc:

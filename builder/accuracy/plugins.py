@@ -1,10 +1,8 @@
-"""The plugins themselves on this machine's GPU against their ONNX function bodies, through the plugin host.
+"""Plugins on this machine's GPU against their ONNX function bodies, through the plugin host.
 
 For machines with a GPU and no TensorRT: the real library computes each plugin node of a rewritten model on the inputs
 that ONNX Runtime gave to its body.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,31 +12,34 @@ import onnx
 import torch
 
 from trt_nvfp4.builder.accuracy.metrics import Agreement
-from trt_nvfp4.builder.accuracy.runners import session
+from trt_nvfp4.builder.model.onnx_file import opened
+from trt_nvfp4.builder.model.onnx_session import session
+from trt_nvfp4.common.onnx_files import OnnxFile
 from trt_nvfp4.graph_passes.subgraphs.values import as_torch
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.ops import DOMAIN, OPS
 
 
 def compare_plugins(
-    model: Path, samples: Iterable[Mapping[str, np.ndarray]], host: PluginHost, device: str = "cuda"
+    model: Path | OnnxFile, samples: Iterable[Mapping[str, np.ndarray]], host: PluginHost, device: str = "cuda"
 ) -> list[Agreement]:
     """One agreement per plugin node of `model`: body in ONNX Runtime (expected) and plugin on `device` (actual).
 
-    What a node reads is either constant or computed before it, as its activations are and an MoE block's router logits.
+    A node's inputs are constants or computed before it: its activations, and an MoE block's router logits.
     Raises HostError when a plugin call fails.
     """
-    proto = onnx.load(model, load_external_data=False)
+    file = opened(model)
+    proto = file.proto
     nodes = [node for node in proto.graph.node if node.domain == DOMAIN]
     constant = {tensor.name for tensor in proto.graph.initializer}
     computed = [name for node in nodes for name in (*node.input, node.output[0]) if name not in constant]
-    bodies = session(model, dict.fromkeys(computed))
+    bodies = session(file, dict.fromkeys(computed))
     names = [output.name for output in bodies.get_outputs()]
     rows = [Agreement(node.name, "plugin") for node in nodes]
     for sample in samples:
         values = {**sample, **dict(zip(names, bodies.run(None, dict(sample)), strict=True))}
         for node, row in zip(nodes, rows, strict=True):
-            inputs = [tensor.to(device) for tensor in _inputs_of(node, proto, model.parent, values)]
+            inputs = [tensor.to(device) for tensor in _inputs_of(node, proto, file.path.parent, values)]
             attributes = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
             with host.session(node.op_type, inputs, attributes) as plugin:
                 actual = plugin.run(inputs)[0]

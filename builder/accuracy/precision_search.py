@@ -1,34 +1,32 @@
 """The cheapest mix of precisions that meets an accuracy budget.
 
-Each subgraph is measured alone in every precision that it allows; those that read the same weights, as calls of one
-network do, are measured together and get one precision, or the weights would be stored in several. From the cheapest
-mix of all, one subgraph (or such a group) at a time is then raised in precision, the one that saves most error per
-second first (the greedy solution of the multiple-choice knapsack problem: Sinha, Zoltners, 1979). That gives one row of
-mixes, dearer and more accurate from each to the next, whatever the budget; the first of them that meets the budget on
-held-out samples, all subgraphs together, is found by bisection. So a tighter budget never costs less.
-"""
-
-from __future__ import annotations
+Each subgraph is measured by itself in every precision that it allows. Subgraphs that read the same weights, as calls of
+one network do, are measured together and get one precision, so that the weights are stored once. From the cheapest mix
+on, one subgraph (or group) at a time is raised in precision, the one that saves most error per second first (the greedy
+solution of the multiple-choice knapsack problem: Sinha, Zoltners, 1979). That gives one row of mixes, each dearer and
+more accurate than the one before, whatever the budget. Bisection finds the first that meets the budget on held-out
+samples, all subgraphs together. So a tighter budget never costs less."""
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import onnx_ir as ir
 
 from trt_nvfp4.builder.accuracy.budget import Budget, Score
 from trt_nvfp4.builder.accuracy.metrics import for_json
-from trt_nvfp4.builder.accuracy.runners import session, session_of, with_byte_caches
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
-from trt_nvfp4.builder.pipeline.progress import Progress
-from trt_nvfp4.builder.report.contents import BudgetOutcome, WeighedPrecision
-from trt_nvfp4.builder.roofline import LIMITS, subgraph_cost
+from trt_nvfp4.builder.accuracy.runners import with_byte_caches
+from trt_nvfp4.builder.errors import ModelFaultError, UsageError, VerificationError
+from trt_nvfp4.builder.model.onnx_session import session, session_of
+from trt_nvfp4.builder.records.contents import BudgetOutcome, WeighedPrecision
+from trt_nvfp4.builder.roofline.predict import LIMITS, subgraph_cost
 from trt_nvfp4.builder.targets import Target
+from trt_nvfp4.builder.terminal.progress import Progress
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.samples.filled_caches import Continuation, run
@@ -41,15 +39,13 @@ from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.decision import AS_GIVEN, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, lowering_on
 from trt_nvfp4.graph_passes.lowerings.residual_channels import residual_counts
-from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
-from trt_nvfp4.graph_passes.planning.decide import allowed_decisions
-from trt_nvfp4.graph_passes.planning.decoder import settle_layers
-from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
+from trt_nvfp4.graph_passes.planning.kinds.registry import kind_of
+from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph, settled
 from trt_nvfp4.graph_passes.rewrite import lower
 from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
-from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 
-# Of the calibration samples, every fourth is held out.
+# Every fourth calibration sample is held out.
 _PERIOD, _HELD_OUT = 4, 1
 # Weights that were in the model's file and are no larger stay in the model.
 _INLINE_BYTES = 4096
@@ -59,8 +55,8 @@ Planned: TypeAlias = tuple[PlannedSubgraph, Subgraph]
 
 @dataclass(frozen=True)
 class Option:
-    """One precision of one subgraph: the op that computes it, if any, the least time it takes, and what it does to the
-    model's outputs alone, or with those that read its weights, to the `worst_output` most (see `Score`).
+    """One precision of one subgraph: the op that computes it, if any, the least time it takes, and its effect on
+    the model's outputs, by itself or with those that read its weights, on the `worst_output` most (see `Score`).
     `residual_channels`: None where the recipe has none, or they cannot be chosen."""
 
     decision: Decision
@@ -73,7 +69,7 @@ class Option:
 
     @property
     def what(self) -> tuple[Decision, int | None]:
-        """What tells it from the subgraph's other options."""
+        """The key among the subgraph's options."""
         return self.decision, self.residual_channels
 
     def __str__(self) -> str:
@@ -82,20 +78,12 @@ class Option:
 
     def as_dict(self) -> WeighedPrecision:
         """For JSON."""
-        return {
-            "decision": self.decision,
-            "seconds": self.seconds,
-            "loss": for_json(self.loss),
-            "value": for_json(self.value),
-            "op": self.op,
-            "worst_output": self.worst_output,
-            "residual_channels": self.residual_channels,
-        }
+        return cast(WeighedPrecision, asdict(self) | {"loss": for_json(self.loss), "value": for_json(self.value)})
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The plan that meets the budget, and the numbers behind it (`outcome`); what the user should know of them."""
+    """The plan that meets the budget, the numbers behind it (`outcome`), and warnings for the user."""
 
     plan: Plan
     outcome: BudgetOutcome
@@ -113,33 +101,55 @@ class Part:
         return (s for i, s in enumerate(self.samples) if (i % _PERIOD == _HELD_OUT) == self.held_out)
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A plan of a network whose precisions are still open, and what the choice among them depends on.
+
+    `subgraphs`: all that were found. `tokens`: rows of each subgraph's input, which its cost depends on. `require`:
+    "nvfp4" or "fp8", no lesser precision may be chosen; None: any, 16 bits included. `kv_cache`: of
+    `planning.kinds.attention.KV_CACHES`; auto chooses FP8 caches where they meet the budget. `checkpoint`: holds some
+    of the weights in NVFP4 already.
+    """
+
+    network: SourceModel
+    subgraphs: Sequence[Subgraph]
+    plan: Plan
+    statistics: Statistics | None
+    target: Target
+    tokens: Mapping[str, int]
+    require: str | None = None
+    kv_cache: str = "auto"
+    checkpoint: NVFP4Checkpoint | None = None
+
+    def with_all_statistics(self) -> Plan:
+        """A plan, not to be carried out, that asks for the statistics of every precision that may be chosen."""
+        entries = [
+            replace(entry, decision=decision)
+            for entry, subgraph in self.plan.check(self.network, found=self.subgraphs)
+            if entry.decision not in AS_GIVEN
+            for decision in _decisions(self, entry, subgraph)
+        ]
+        return replace(self.plan, subgraphs=entries)
+
+
 class Trials:
     """Runs mixes of precisions in ONNX Runtime.
 
     On disk, in `folder`, are the original's outputs, recorded once, and the weights of each subgraph in each precision,
-    quantized once, or taken from `checkpoint` where that has them; the rest of the model's weights are read where they
-    are. `left_out`: outputs that no score counts.
+    quantized once, or taken from the checkpoint where that has them; the rest of the model's weights are read where
+    they are. `left_out`: outputs that no score counts; `perplexity`: the original's, on the samples recorded last.
     """
 
-    def __init__(
-        self,
-        model: SourceModel,
-        found: Sequence[Subgraph],
-        plan: Plan,
-        statistics: Statistics | None,
-        checkpoint: NVFP4Checkpoint | None,
-        budget: Budget,
-        folder: Path,
-    ) -> None:
-        self._model, self._found, self._plan, self._statistics = model, found, plan, statistics
-        self._budget, self._folder = budget, folder
-        self.recipe, self.checkpoint = plan.recipe, checkpoint
+    def __init__(self, draft: Draft, budget: Budget, folder: Path) -> None:
+        self.draft, self._budget, self._folder = draft, budget, folder
+        self._model = draft.network
         self.left_out: list[str] = []
+        self.perplexity: float | None = None
 
     def record(self, name: str, samples: Iterable[Sample]) -> list[tuple[Sample, Path]]:
-        """Each sample with the file of the original's outputs. Raises BuilderError: usage where there is none, the
+        """Each sample with the file of the original's outputs. Raises BuilderError: usage without samples, where the
         metric does not apply or all outputs are 0, model where the original's outputs are not finite."""
-        runner = session(self._model.path)
+        runner = session(self._model.file)
         names = [output.name for output in runner.get_outputs()]
         recorded = []
         all_zero = True
@@ -150,34 +160,33 @@ class Trials:
             against_itself.add(sample, outputs, outputs)
             if math.isnan(against_itself.loss):
                 broken = next(key for key, values in outputs.items() if not np.isfinite(values).all())
-                raise BuilderError(
-                    MODEL_AT_FAULT,
+                raise ModelFaultError(
                     f"{self._model.path}: {name} sample {index} makes the original's own output {broken} NaN or Inf, "
-                    f"so that {self._budget.metric} cannot be measured against it",
+                    f"so that {self._budget.metric} cannot be measured against it"
                 )
             all_zero = all_zero and not any(values.any() for values in outputs.values())
             recorded.append((sample, save_sample(file, outputs)))
         if not recorded:
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 "an accuracy budget needs samples to choose by and others, held out, to verify with: give "
-                "--calib-data at least two samples (a folder of .npz files), or --accuracy-data",
+                "--calib-data at least two samples (a folder of .npz files), or --accuracy-data"
             )
         if all_zero:
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 f"{self._model.path}: all outputs of the original are 0 in every {name} sample, which says nothing of "
-                "accuracy; give samples such as the engine will see (--calib-data, --accuracy-data)",
+                "accuracy; give samples such as the engine will see (--calib-data, --accuracy-data)"
             )
         if math.isnan(against_itself.value):
-            raise BuilderError(USAGE, f"a budget of perplexity needs {name} samples of two tokens or more")
+            raise UsageError(f"a budget of perplexity needs {name} samples of two tokens or more")
+        if self._budget.metric == "perplexity":
+            self.perplexity = against_itself.value
         self.left_out = [output for output in names if output in against_itself.left_out]
         return recorded
 
     def score(self, entries: Iterable[PlannedSubgraph], recorded: Sequence[tuple[Sample, Path]]) -> Score:
-        """How the model with these entries carried out (the rest kept) does on samples."""
-        plan = replace(self._plan, subgraphs=list(entries))
-        lowered = lower(self._model, plan, self._statistics, self.checkpoint, self._found)
+        """The score of the model on samples, with these entries replaced and the rest kept."""
+        draft, plan = self.draft, replace(self.draft.plan, subgraphs=list(entries))
+        lowered = lower(draft.network, plan, draft.statistics, draft.checkpoint, draft.subgraphs)
         for value in lowered.ir_model.graph.initializers.values():
             tensor = value.const_value
             if tensor is not None and (isinstance(tensor, _ON_DISK) or tensor.nbytes > _INLINE_BYTES):
@@ -193,12 +202,12 @@ class Trials:
         return score
 
     def _made_as(self, entry: PlannedSubgraph) -> str:
-        """What its weights depend on beside its op: W4A16 has those of W4A4, unless the recipe rounds for inputs in
-        NVFP4."""
+        """The key of the subgraph's weights beside its op: W4A16 shares those of W4A4, unless the recipe rounds for
+        inputs in NVFP4."""
         lowering = entry.lowering
         if not lowering.is_nvfp4_plugin:
             return entry.decision
-        return f"nvfp4 {replace(lowering.recipe(entry.own(parse(self._plan.recipe))), scale_search=0)}"
+        return f"nvfp4 {replace(lowering.recipe(entry.own(parse(self.draft.plan.recipe))), scale_search=0)}"
 
     def _on_disk(
         self, tensor: ir.TensorProtocol, of: PlannedSubgraph | None, scaled: tuple[str, ...]
@@ -228,64 +237,40 @@ def _fed(runner: onnxruntime.InferenceSession, sample: Sample) -> Sample:
     return with_byte_caches(sample, as_bytes)
 
 
-def with_all_statistics(
-    plan: Plan, model: SourceModel, found: Sequence[Subgraph], target: Target, kv_cache: str
-) -> Plan:
-    """A plan, not to be carried out, that asks for the statistics of every precision that may be chosen."""
-    entries = [
-        replace(entry, decision=decision)
-        for entry, subgraph in plan.check(model, found=found)
-        if entry.decision not in AS_GIVEN
-        for decision in _decisions(entry, subgraph, target, plan.precision, kv_cache)
-    ]
-    return replace(plan, subgraphs=entries)
-
-
 def choose_precisions(
-    model: SourceModel,
-    found: Sequence[Subgraph],
-    plan: Plan,
-    statistics: Statistics | None,
-    target: Target,
+    draft: Draft,
     budget: Budget,
     choosing: Iterable[Sample],
     held_out: Iterable[Sample],
-    tokens: Mapping[str, int],
-    require: str | None,
-    kv_cache: str,
     progress: Progress,
     folder: Path,
-    checkpoint: NVFP4Checkpoint | None = None,
 ) -> Choice:
-    """Decide anew on every subgraph that `plan` replaces.
+    """The choice of a precision for every subgraph that the draft's plan replaces.
 
     Args:
-        found: the model's subgraphs.
         choosing, held_out: samples to measure subgraphs on, and to verify the mix on.
-        tokens: rows of each subgraph's input, which its cost depends on.
-        require: "nvfp4" or "fp8": no lesser precision may be chosen; None: any, 16 bits included.
-        kv_cache: of `planning.attention.KV_CACHES`; auto chooses FP8 caches where they meet the budget.
         folder: where temporary files, as large as the model, go. The system's own may be in memory.
-        checkpoint: what has some of the weights in NVFP4 already, if anything.
 
     Raises BuilderError: a sample set is empty, or the metric does not apply (usage); no mix meets the budget
     (verification), and the message says how near one comes.
     """
+    plan, require = draft.plan, draft.require
     with scratch(folder) as own:
-        trials = Trials(model, found, plan, statistics, checkpoint, budget, own)
-        verifying = trials.record("held-out", held_out)
+        trials = Trials(draft, budget, own)
         recorded = trials.record("choosing", choosing)
-        planned = plan.check(model, found=found)
-        # A decoder's layer has the precision of its parts.
-        apart = (*AS_GIVEN, Decision.DECODER)
-        groups = sharing([(entry, subgraph) for entry, subgraph in planned if entry.decision not in apart])
-        options = _measure(trials, groups, target, plan.precision, recorded, tokens, require, kv_cache, progress)
+        verifying = trials.record("held-out", held_out)
+        planned = plan.check(draft.network, found=draft.subgraphs)
+        replaced = [(entry, subgraph) for entry, subgraph in planned if entry.decision not in AS_GIVEN]
+        # A decoder layer has the precision of its parts.
+        groups = sharing([pair for pair in replaced if not kind_of(pair[0]).is_whole_layer])
+        options = _measure(trials, groups, recorded, progress)
         rows = mixes_by_cost(_together(groups, options))
         mixes = [_by_subgraph(row, groups, options) for row in rows]
-        progress.step(0, 0, f"verifying the mix on {len(verifying)} held-out samples")
         tried: dict[int, Score] = {}
 
         def meets(index: int) -> bool:
+            at_most = len(mixes).bit_length()  # by bisection
+            progress.step(len(tried), at_most, f"mix {len(tried) + 1} of {at_most} at most, {len(verifying)} samples")
             entries = [_carried_out(entry, mixes[index]) for entry in plan.subgraphs if entry.name in mixes[index]]
             tried[index] = trials.score(entries, verifying)
             return budget.met_by(tried[index].value)
@@ -293,22 +278,23 @@ def choose_precisions(
         index = first(len(mixes), meets)
     if index is None:
         sign = 1 if budget.met_by(math.inf) else -1
-        # What is not a number is far from any.
+        # NaN is farther away than any number.
         best = max(tried.values(), key=lambda score: -math.inf if math.isnan(score.value) else sign * score.value)
         limited = f" with --require {require}" if require else ""
-        raise BuilderError(
-            VERIFICATION_FAILED,
+        raise VerificationError(
             f"no mix of precisions meets --accuracy-budget '{budget}'{limited}: on {len(verifying)} held-out samples "
-            f"the nearest comes to {budget.metric} {budget.shown(best.value)}{_of(best.worst_output)}",
+            f"the nearest comes to {budget.metric} {budget.shown(best.value)}{_of(best.worst_output)}"
+            + ("" if trials.perplexity is None else f", the original to {trials.perplexity:.6g}")
         )
     chosen = mixes[index]
     others = {entry.name: len(group) - 1 for group in groups for entry, _ in group}
     entries = [_decided(entry, chosen, options, budget, others.get(entry.name, 0)) for entry in plan.subgraphs]
-    entries = settle_layers(entries, found)
+    entries = settled(entries, draft.subgraphs)
     outcome: BudgetOutcome = {
         "budget": str(budget),
         "metric": budget.metric,
         "achieved": for_json(tried[index].value),
+        "original": trials.perplexity,
         "worst_output": tried[index].worst_output,
         "held_out_samples": len(verifying),
         "choosing_samples": len(recorded),
@@ -322,12 +308,12 @@ def choose_precisions(
     }
     warnings = []
     if trials.left_out:
-        warnings.append(f"--accuracy-budget counts floating-point outputs alone, and not {', '.join(trials.left_out)}")
+        warnings.append(f"--accuracy-budget counts only floating-point outputs, not {', '.join(trials.left_out)}")
     return Choice(replace(plan, subgraphs=entries), outcome, warnings)
 
 
 def sharing(planned: Iterable[Planned]) -> list[list[Planned]]:
-    """Entries by what they read: in one group are those that have a weight in common, directly or by others."""
+    """Entries grouped by shared weights, direct or transitive."""
     groups: list[tuple[set[object], list[Planned]]] = []
     for entry, subgraph in planned:
         weights: set[object] = {linear.weight.identity for linear in subgraph.linears}
@@ -346,40 +332,39 @@ def sharing(planned: Iterable[Planned]) -> list[list[Planned]]:
 def _measure(
     trials: Trials,
     groups: Sequence[Sequence[Planned]],
-    target: Target,
-    precision: str,
     recorded: Sequence[tuple[Sample, Path]],
-    tokens: Mapping[str, int],
-    require: str | None,
-    kv_cache: str,
     progress: Progress,
 ) -> dict[str, list[Option]]:
     """The options of every subgraph, of the same decisions in the same order within a group."""
-    recipe = parse(trials.recipe)
+    draft, recipe = trials.draft, parse(trials.draft.plan.recipe)
     wanted = [
         [
             replace(
                 entry,
                 decision=decision,
-                op=lowering_on(decision, subgraph, target.capabilities).op(subgraph),
+                op=lowering_on(decision, subgraph, draft.target.capabilities).op(subgraph),
                 residual_channels=count,
             )
             for entry, subgraph in group
         ]
         for group in groups
-        for decision in _decisions(*group[0], target, precision, kv_cache)
-        if (require is None or group[0][0].kind == ATTENTION or LOWERINGS[decision].meets(require))
-        and all(decision in _decisions(*other, target, precision, kv_cache) for other in group[1:])
-        for count in residual_counts([subgraph for _, subgraph in group], decision, recipe, trials.checkpoint)
+        for decision in _decisions(draft, *group[0])
+        if (draft.require is None or not kind_of(group[0][0]).has_weights or LOWERINGS[decision].meets(draft.require))
+        and all(decision in _decisions(draft, *other) for other in group[1:])
+        for count in residual_counts([subgraph for _, subgraph in group], decision, recipe, draft.checkpoint)
     ]
     options: dict[str, list[Option]] = {}
     for done, entries in enumerate(wanted):
         beside = f" and {len(entries) - 1} of the same weights" if len(entries) > 1 else ""
-        progress.step(done, len(wanted), f"{entries[0].name}{beside} as {entries[0].decision}")
+        progress.step(
+            done,
+            len(wanted),
+            f"precision {done + 1} of {len(wanted)}: {entries[0].name}{beside} as {entries[0].decision}",
+        )
         residual = entries[0].own(recipe).residual
         score = trials.score(entries, recorded)
         for entry in entries:
-            rows, limits = tokens[entry.name], LIMITS[target.name]
+            rows, limits = draft.tokens[entry.name], LIMITS[draft.target.name]
             cost = subgraph_cost(entry.kind, entry.shapes, entry.decision, rows, limits, entry.dtype, residual)
             option = Option(
                 entry.decision,
@@ -409,7 +394,7 @@ def _together(groups: Sequence[Sequence[Planned]], options: Mapping[str, Sequenc
 def _by_subgraph(
     row: Mapping[str, Option], groups: Sequence[Sequence[Planned]], options: Mapping[str, Sequence[Option]]
 ) -> dict[str, Option]:
-    """A mix by group as one by subgraph."""
+    """The mix by subgraph, from a mix by group."""
     return {
         entry.name: next(option for option in options[entry.name] if option.what == row[group[0][0].name].what)
         for group in groups
@@ -418,15 +403,10 @@ def _by_subgraph(
     }
 
 
-def _decisions(
-    entry: PlannedSubgraph, subgraph: Subgraph, target: Target, precision: str, kv_cache: str
-) -> list[Decision]:
-    """What may be chosen; where the plan has TensorRT's own MoE layer, that stands for 16 bits."""
-    if entry.kind == ATTENTION and kv_cache != "auto":
-        return [entry.decision]
-    allowed = allowed_decisions(subgraph, target.capabilities, precision)
-    is_native = entry.decision == Decision.NATIVE
-    return [Decision.NATIVE if is_native and decision == Decision.KEEP else decision for decision in allowed]
+def _decisions(draft: Draft, entry: PlannedSubgraph, subgraph: Subgraph) -> list[Decision]:
+    """The decisions that may be chosen for a subgraph."""
+    capabilities, precision = draft.target.capabilities, draft.plan.precision
+    return kind_of(entry).choices(subgraph, entry.decision, capabilities, precision, draft.kv_cache)
 
 
 def mixes_by_cost(options: Mapping[str, Sequence[Option]]) -> list[dict[str, Option]]:
@@ -490,7 +470,7 @@ def _decided(
     measured = ", ".join(
         f"{o} {budget.shown(o.value)}{_of(o.worst_output)} ({o.seconds * 1e6:.3g} us)" for o in options[entry.name]
     )
-    how = f"with {others} of the same weights" if others else "alone"
+    how = f"with {others} of the same weights" if others else "by itself"
     reason = f"chosen for {budget}; {how}, {budget.metric} and least time: {measured}"
     return replace(_carried_out(entry, chosen), reason=reason, reason_code=ReasonCode.ACCURACY_BUDGET)
 

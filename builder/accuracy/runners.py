@@ -1,6 +1,4 @@
-"""What can be compared: an ONNX model (original or rewritten), a bundle, an engine; each as a Polygraphy runner."""
-
-from __future__ import annotations
+"""Runners of models to compare: ONNX (original or rewritten), bundles and engines, by Polygraphy."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -19,52 +17,55 @@ from polygraphy.comparator import IterationResult
 from polygraphy.exception import PolygraphyException
 from polygraphy.logger import G_LOGGER
 
-from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
-from trt_nvfp4.builder.export.layer_caches import with_layer_caches
-from trt_nvfp4.builder.onnx_file import check_plan, is_rewritten, read
-from trt_nvfp4.builder.report.inspection import changed_files, read_manifest
+from trt_nvfp4.builder.errors import BuildFailedError, ModelFaultError, UsageError
+from trt_nvfp4.builder.model.layer_caches import with_layer_caches
+from trt_nvfp4.builder.model.model_files import ENGINES
+from trt_nvfp4.builder.model.onnx_file import check_plan, is_rewritten, opened
+from trt_nvfp4.builder.model.onnx_session import session
 from trt_nvfp4.builder.tensorrt import load as runtime
+from trt_nvfp4.builder.tensorrt.bundle_manifest import changed_files, read_manifest
 from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs
-from trt_nvfp4.common.cpu_session import TooOldError, cpu_session
-from trt_nvfp4.common.external_data import follow_links, inside
-from trt_nvfp4.common.local_functions import add_op_functions
-from trt_nvfp4.common.onnx_runtime import onnxruntime
-from trt_nvfp4.common.widen import widen
+from trt_nvfp4.common.external_data import inside
+from trt_nvfp4.common.onnx_files import OnnxFile
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
 
 
 @dataclass(frozen=True)
-class Side:
-    """One of the two things compared. `kind`: onnx, rewritten, bundle or engine; `model` is the ONNX file, if any.
+class ModelRunner:
+    """One of the two models compared. `kind`: onnx, rewritten, bundle or engine; `model` is the ONNX file, if any.
 
     `rounding`: what its nodes compute in bfloat16 is rounded to it, as a GPU does.
     """
 
     path: Path
     kind: str
-    model: Path | None
+    model: OnnxFile | None
     rounding: bool = False
 
     @classmethod
-    def of(cls, path: Path) -> Side:
-        """Tell what `path` is. Raises BuilderError: model for what is missing or broken, usage for another file."""
+    def of(cls, model: Path | OnnxFile) -> "ModelRunner":
+        """The runner of what lies at a path, or of an ONNX file that has been read. Raises BuilderError: model for what
+        is missing or broken, usage for another file."""
+        if isinstance(model, OnnxFile):
+            return cls(model.path, "rewritten" if is_rewritten(model.proto) else "onnx", model)
+        path = model
         if path.is_dir():
-            return cls(path, "bundle", _bundled_model(path))
+            return cls(path, "bundle", opened(_bundled_model(path)))
         if not path.exists():
-            raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file or folder")
-        if path.suffix in runtime.ENGINES:
+            raise ModelFaultError(f"{path}: no such file or folder")
+        if path.suffix in ENGINES:
             return cls(path, "engine", None)
         if path.suffix != ".onnx":
-            raise BuilderError(USAGE, f"{path}: expected an ONNX file, an engine (.engine) or a bundle folder")
-        return cls(path, "rewritten" if is_rewritten(read(path)) else "onnx", path)
+            raise UsageError(f"{path}: expected an ONNX file, an engine (.engine) or a bundle folder")
+        return cls.of(opened(path))
 
     def subgraphs(self, plan: Path | None = None) -> dict[str, str]:
         """Output tensor -> name of every replaced subgraph that can be seen inside.
 
         From `plan` or the plan file beside; from the plugin nodes, which bear their subgraphs' names, without one.
-        Raises BuilderError (usage) where that plan is not the one that the model was rewritten by.
+        Raises UsageError where that plan is not the one that the model was rewritten by.
         """
         if self.model is None or self.kind == "onnx":
             return {}
@@ -101,12 +102,17 @@ class Side:
         """The ONNX file without its weights, which may be much of the memory; empty for an engine."""
         if self.model is None:
             return onnx.ModelProto()
-        proto = with_layer_caches(read(self.model))
+        proto = with_layer_caches(self.model.copied())
+        weights = {tensor.name for tensor in proto.graph.initializer}
+        inputs = [value for value in proto.graph.input if value.name not in weights]  # older files list weights, too
+        del proto.graph.input[:]
+        proto.graph.input.extend(inputs)
         proto.graph.ClearField("initializer")
         return proto
 
     def runner(self, inner: Iterable[str]) -> BaseRunner:
-        """Runs it; the named inner tensors are outputs too. Raises BuilderError where it cannot run here."""
+        """Polygraphy's runner; the named inner tensors are outputs too. Raises BuilderError where it cannot run
+        here."""
         if self.model is not None:
             model = self.model
             return OnnxrtRunner(lambda: session(model, inner, self.rounding), name=str(self.path))
@@ -119,7 +125,7 @@ class Side:
         return runner
 
     def input_specs(self, runner: BaseRunner) -> dict[str, InputSpec]:
-        """What its inputs take; `runner` is its runner, active."""
+        """Shapes and types of its inputs; `runner` is its runner, active."""
         if self.model is not None:
             return input_specs(self._structure)
         return {
@@ -131,20 +137,20 @@ class Side:
 def run(model: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The outputs of an ONNX file, a bundle or an engine for one set of inputs. Raises BuilderError where it cannot run
     here or not on these inputs."""
-    side = Side.of(model)
+    side = ModelRunner.of(model)
     with quiet(), side.runner(()) as runner:
         return dict(infer(side, runner, inputs))
 
 
-def infer(side: Side, runner: BaseRunner, sample: Mapping[str, np.ndarray], advice: str = "") -> IterationResult:
-    """What `runner`, that of `side`, makes of a sample. Raises BuilderError: usage for inputs that it does not take,
-    build for a failure while it ran; `advice` ends the message."""
+def infer(side: ModelRunner, runner: BaseRunner, sample: Mapping[str, np.ndarray], advice: str = "") -> IterationResult:
+    """The outputs of `runner`, that of `side`, for a sample. Raises UsageError for inputs that it does not take,
+    BuildFailedError for a failure while it ran; `advice` ends the message."""
     try:
         outputs = runner.infer(feed_dict=dict(sample))
     except PolygraphyException as error:
-        raise BuilderError(USAGE, f"{side.path}: cannot run on these inputs: {error}{advice}") from error
+        raise UsageError(f"{side.path}: cannot run on these inputs: {error}{advice}") from error
     except Exception as error:  # ONNX Runtime's own error types
-        raise BuilderError(BUILD_FAILED, f"{side.path}: failed while it ran: {str(error).strip()}{advice}") from error
+        raise BuildFailedError(f"{side.path}: failed while it ran: {str(error).strip()}{advice}") from error
     return IterationResult(outputs, runner_name=runner.name)
 
 
@@ -155,51 +161,19 @@ def quiet() -> AbstractContextManager[None]:
 
 
 def with_byte_caches(sample: Mapping[str, np.ndarray], taken: AbstractSet[str]) -> dict[str, np.ndarray]:
-    """The sample for a model whose inputs `taken` are FP8 caches as bytes. Raises BuilderError (usage) for caches that
-    hold numbers: by what scale they would be rounded, the model alone knows."""
+    """The sample for a model whose inputs `taken` are FP8 caches as bytes. Raises UsageError for caches that
+    hold numbers: only the model knows the scale to round them by."""
     given = dict(sample)
     for name in taken & given.keys():
         if given[name].dtype == np.int8:
             continue
         if np.any(given[name]):
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 f"input {name}: cached numbers cannot be given to a model with FP8 caches; give samples with empty "
-                "caches, and the tokens themselves",
+                "caches, and the tokens themselves"
             )
         given[name] = np.zeros(given[name].shape, np.int8)
     return given
-
-
-def session(model: Path, extra_outputs: Iterable[str] = (), rounding: bool = False) -> onnxruntime.InferenceSession:
-    """An ONNX Runtime session on the CPU in which the named inner tensors are outputs too.
-
-    bfloat16, which ONNX Runtime's CPU kernels lack, is computed in float32 (see `widen`); ops whose function bodies the
-    file does not hold (a bundle's) get them. Raises BuilderError (model) for a file that ONNX Runtime cannot run.
-    """
-    proto = read(model)
-    try:
-        folder = follow_links(proto, model.parent)
-    except ValueError as error:
-        raise BuilderError(MODEL_AT_FAULT, f"{model}: {error}") from error
-    return session_of(proto, model, folder, extra_outputs, rounding)
-
-
-def session_of(
-    proto: onnx.ModelProto, source: Path, folder: Path, extra_outputs: Iterable[str] = (), rounding: bool = False
-) -> onnxruntime.InferenceSession:
-    """The same for a model in memory, which is changed; external data lies in `folder`, `source` is for messages."""
-    present = {value.name for value in proto.graph.output}
-    proto.graph.output.extend(
-        onnx.helper.make_empty_tensor_value_info(name) for name in extra_outputs if name not in present
-    )
-    add_op_functions(with_layer_caches(proto))
-    try:
-        return cpu_session(widen(proto, rounding), folder)
-    except TooOldError as error:
-        raise BuilderError(UNAVAILABLE, f"{source}: {error}") from error
-    except Exception as error:  # ONNX Runtime's own error types
-        raise BuilderError(MODEL_AT_FAULT, f"{source}: ONNX Runtime cannot run this model: {error}") from error
 
 
 def _plugin_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -209,13 +183,11 @@ def _plugin_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
 def _bundled_model(folder: Path) -> Path:
     data = read_manifest(folder)
     if changed := changed_files(folder, data["checksums"]):
-        raise BuilderError(
-            MODEL_AT_FAULT, f"{folder}: {', '.join(changed)} missing or changed since the bundle was written"
-        )
+        raise ModelFaultError(f"{folder}: {', '.join(changed)} missing or changed since the bundle was written")
     try:
         return inside(folder, data["model"])
     except ValueError as error:
-        raise BuilderError(MODEL_AT_FAULT, f"{folder}: {error}; copy the bundle again") from error
+        raise ModelFaultError(f"{folder}: {error}; copy the bundle again") from error
 
 
 def _numpy_type(dtype: Any) -> np.dtype[Any]:

@@ -4,17 +4,15 @@ Three ways, by what is at hand, and the result says which: whole engines on thei
 on any GPU; the roofline of the target, which is a prediction and no measurement.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trt_nvfp4.builder import roofline
+import attrs
+
 from trt_nvfp4.builder.bench.decoders import Lengths, lengths_of, predict_steps, time_steps
 from trt_nvfp4.builder.bench.engines import bench_engines
 from trt_nvfp4.builder.bench.original import with_original
@@ -24,18 +22,20 @@ from trt_nvfp4.builder.bench.subgraphs import TimedSubgraph, bench_subgraphs
 from trt_nvfp4.builder.bench.subject import Request, Subject, subject_of
 from trt_nvfp4.builder.bench.timing import CudaDevice, Device
 from trt_nvfp4.builder.bench.variants import BASELINES, NATIVE, builds_of, sample_of
-from trt_nvfp4.builder.errors import UNAVAILABLE, USAGE, BuilderError
-from trt_nvfp4.builder.export.decoder_contract import Decoder
+from trt_nvfp4.builder.cuda import driver
+from trt_nvfp4.builder.errors import BuilderError, UnavailableError, UsageError
 from trt_nvfp4.builder.generate.tensorrt_runner import open_engine
 from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
+from trt_nvfp4.builder.model.decoder_contract import Decoder
 from trt_nvfp4.builder.parallel.manifest import FILE as RANKS
 from trt_nvfp4.builder.pipeline import pipeline
-from trt_nvfp4.builder.pipeline.progress import Progress
 from trt_nvfp4.builder.report import html
 from trt_nvfp4.builder.report.report import versions
+from trt_nvfp4.builder.roofline import predict as roofline
+from trt_nvfp4.builder.roofline.profile_times import products
+from trt_nvfp4.builder.roofline.token_bytes import token_bytes
 from trt_nvfp4.builder.targets import arch_of
-from trt_nvfp4.builder.tensorrt import backend
-from trt_nvfp4.builder.token_bytes import token_bytes
+from trt_nvfp4.builder.terminal.progress import Progress
 from trt_nvfp4.calibration.samples.python_loader import split_function
 from trt_nvfp4.calibration.samples.samples import save_sample
 from trt_nvfp4.calibration.statistics.statistics import Statistics
@@ -44,6 +44,7 @@ from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.replacing import made_folder, scratch
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.planning.kernels import note_kernels, slow_kernels
+from trt_nvfp4.graph_passes.planning.kinds.registry import kind_of
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import original_weights_bytes, rewrite
 from trt_nvfp4.plugins.compile.library import build_library
@@ -58,12 +59,12 @@ def bench(
 ) -> Result:
     """Carry out a request. `device` and `open_host` stand for this machine's GPU and plugin library.
 
-    Raises BuilderError: usage, model when it is missing, or unavailable when the mode asked for cannot run here.
+    Raises BuilderError: usage, model when it is missing, or unavailable when the given mode cannot run here.
     """
     progress.stage("reading the model")
     data = request.calib_data
     if data is not None and not split_function(data)[0].exists():
-        raise BuilderError(USAGE, f"--calib-data {data}: no such file or folder")
+        raise UsageError(f"--calib-data {data}: no such file or folder")
     if (request.subject / RANKS).is_file():
         return bench_ranks(request, progress, device)
     with ExitStack() as made:
@@ -71,23 +72,24 @@ def bench(
         return _bench(exported, Result("", str(request.subject), ""), progress, device, open_host)
 
 
-def bench_to(output: Path | None, request: Request, progress: Progress) -> Result:
-    """As `bench`; the result is written to `output`, and shown on the page of the build whose name it has.
+def bench_to_file(request: Request, progress: Progress) -> Result:
+    """As `bench`; the result is written to its `output`, and shown on the page of the build whose name it has.
 
-    Raises BuilderError (usage), before the work, too for an `output` that it cannot or must not write.
+    Raises UsageError, before the work, too for one that it cannot or must not write.
     """
+    output = request.output
     if output is None:
         return bench(request, progress)
     check_destination(output)
     with made_folder(output.parent):
-        result = bench(replace(request, folder=output.parent), progress)
+        result = bench(attrs.evolve(request, folder=output.parent), progress)
         result.save(output)
     report = output.with_name(output.name.removesuffix(".bench.json") + ".report.json")
     try:
         if report.is_file():
             html.write(report)
     except BuilderError as error:
-        result.notes.append(f"no page shows this: {error}")
+        result.notes.append(f"the report's page cannot show this: {error}")
     return result
 
 
@@ -103,7 +105,7 @@ def _bench(
     decoder = subject.decoder
     lengths = None if decoder is None else lengths_of(decoder, request.lengths)
     if decoder is None and request.lengths:
-        raise BuilderError(USAGE, f"--lengths: {request.subject} is no language model with caches; leave it out")
+        raise UsageError(f"--lengths: {request.subject} is not a language model with caches; leave it out")
     result.mode, result.target, result.versions = mode, subject.target.name, versions()
     result.label = LABELS[mode] if decoder is None else DECODER_LABELS.get(mode, LABELS[mode])
     if note:
@@ -118,7 +120,9 @@ def _bench(
     if mode == "plugins":
         _bench_plugins(request, subject, result, here, open_host, progress)
         if decoder is not None:
-            result.notes.append("the decoder's parts alone; generate --runner torch runs all of it on this GPU")
+            result.notes.append(
+                "only the decoder's parts were timed; generate --runner torch runs all of it on this GPU"
+            )
     else:
         _bench_engines(request, subject, result, here, progress, lengths)
     result.environment = {"before": before, "after": here.environment(), "machine": platform.platform()}
@@ -126,8 +130,8 @@ def _bench(
 
 
 def _mode(request: Request, subject: Subject) -> tuple[str, str]:
-    """The best mode that can run here, or the one asked for; and why it is not a better one."""
-    here = backend.local_compute_capability()
+    """The given mode, or the best that can run here and why it is not a better one."""
+    here = driver.local_compute_capability()
     installed = [module for module in subject.target.modules if importlib.util.find_spec(module) is not None]
     name = subject.target.name
     if here is None:
@@ -142,29 +146,27 @@ def _mode(request: Request, subject: Subject) -> tuple[str, str]:
     reasons = {"engine": no_engine, "plugins": no_plugins, "roofline": ""}
     if request.mode is not None:
         if reasons[request.mode]:
-            raise BuilderError(
-                UNAVAILABLE, f"--mode {request.mode} for {name} cannot run here: {reasons[request.mode]}"
-            )
+            raise UnavailableError(f"--mode {request.mode} for {name} cannot run here: {reasons[request.mode]}")
         return request.mode, ""
     mode = next(mode for mode in MODES if not reasons[mode])
     return mode, f"no whole engines: {no_engine}" if no_engine else ""
 
 
 def _predict(subject: Subject, result: Result) -> None:
-    """Sums over the subgraphs that the plan replaces; the rest of the model is the same for all contestants."""
+    """Sums over the products that the plan replaces; the rest of the model, attention too, is the same for all
+    contestants."""
     limits = roofline.LIMITS[subject.target.name]
     tokens = subgraph_tokens(subject.model, subject.plan.subgraphs, subject.shapes)
     predicted = roofline.predict(subject.plan, tokens, limits, subject.target.capabilities)
     result.subgraphs = predicted
     result.notes += slow_kernels(note_kernels(subject.plan.subgraphs, subject.target.capabilities))
     if not predicted:
-        raise BuilderError(
-            USAGE,
+        raise UsageError(
             f"{subject.model.path}: the plan replaces no subgraph for {subject.target.name}: there is nothing to "
-            f"predict ({_why_kept(subject.plan)})",
+            f"predict ({_why_kept(subject.plan)})"
         )
     for name in ("nvfp4", *BASELINES):
-        total = sum(entry["predicted_us"][name] for entry in predicted)
+        total = sum(entry["predicted_us"][name] for entry in products(predicted) or predicted)
         result.contestants[name] = {"predicted_us": total}
     result.environment = {"gpu": limits.gpu, "bandwidth": limits.bandwidth, "tflops": dict(limits.tflops)}
     of = roofline.share(subject.plan, tokens, predicted, original_weights_bytes(subject.model.graph))
@@ -187,7 +189,7 @@ def _bench_plugins(
     open_host: Callable[[str], Any],
     progress: Progress,
 ) -> None:
-    here = backend.local_compute_capability()
+    here = driver.local_compute_capability()
     assert here is not None
     arch = arch_of(here)
     progress.stage(f"compiling the plugin library for {arch} (once; cached)")
@@ -210,10 +212,9 @@ def _bench_plugins(
             progress.step,
         )
     if not timed:
-        raise BuilderError(
-            USAGE,
+        raise UsageError(
             f"{subject.model.path}: the plan has no dense NVFP4 subgraph to time ({_why_kept(subject.plan)}); a --plan "
-            "of build-engine --precision nvfp4 may have one",
+            "of build-engine --precision nvfp4 may have one"
         )
     result.notes += _left_out(subject.plan, timed)
     for name in ("nvfp4", *BASELINES):
@@ -225,13 +226,13 @@ def _bench_plugins(
 
 
 def _why_kept(plan: Plan) -> str:
-    """The reason of one subgraph, an MoE block or MLP if there is any, as linears mostly were not asked for."""
-    entry = min(plan.subgraphs, key=lambda entry: entry.kind == "linear", default=None)
+    """The reason of one subgraph, an MoE block or MLP if there is any: linears are mostly not selected."""
+    entry = min(plan.subgraphs, key=lambda entry: kind_of(entry).selection != "default", default=None)
     return f"{entry.kind} '{entry.name}' is {entry.decision}: {entry.reason}" if entry else "it names none"
 
 
 def _left_out(plan: Plan, timed: Sequence[TimedSubgraph]) -> list[str]:
-    """What the sums over the timed subgraphs do not hold."""
+    """Subgraphs and baselines that are missing in the sums."""
     names = {name for entry in timed for name in entry["names"]}
     untimed = [entry.name for entry in plan.subgraphs if entry.decision != Decision.KEEP and entry.name not in names]
     notes = [f"not timed, as only dense NVFP4 subgraphs are: {', '.join(untimed)}"] if untimed else []

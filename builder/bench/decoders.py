@@ -1,6 +1,4 @@
-"""A decoder by what its users wait for: the first token after a prompt, and each token behind so many cached ones."""
-
-from __future__ import annotations
+"""Times of a decoder: the first token after a prompt, and each token at several cached lengths."""
 
 import statistics
 import time
@@ -11,17 +9,18 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from trt_nvfp4.builder.errors import USAGE, BuilderError
-from trt_nvfp4.builder.export.decoder_contract import Decoder
-from trt_nvfp4.builder.generate.loop import Runner
+from trt_nvfp4.builder.errors import UsageError
+from trt_nvfp4.builder.generate.runner import Runner
+from trt_nvfp4.builder.model.decoder_contract import Decoder
+from trt_nvfp4.builder.records.contents import TokenBytes
 from trt_nvfp4.builder.report.charts import number
-from trt_nvfp4.builder.report.contents import TokenBytes
 from trt_nvfp4.builder.report.html import CONTESTANTS
-from trt_nvfp4.builder.roofline import KEPT, Limits, roofline, subgraph_cost
-from trt_nvfp4.builder.token_bytes import OTHERS
+from trt_nvfp4.builder.roofline.predict import Limits, roofline, subgraph_cost
+from trt_nvfp4.builder.roofline.token_bytes import OTHERS
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
-from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
+from trt_nvfp4.graph_passes.planning.kinds.kind import KEPT
+from trt_nvfp4.graph_passes.planning.kinds.registry import kind_of
 from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
 
 _ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -37,10 +36,10 @@ class Lengths:
 
 def lengths_of(decoder: Decoder, asked: Sequence[int] = ()) -> Lengths:
     """A prompt of half the capacity, at most 512 tokens; steps at an eighth, half and all of the capacity, or those
-    `asked` for. Raises BuilderError (usage) for more than the caches hold."""
+    `asked`. Raises UsageError for more than the caches hold."""
     cached = tuple(asked) or tuple(sorted({max(1, decoder.capacity // part) for part in (8, 2, 1)}))
     if wrong := [length for length in cached if not 1 <= length <= decoder.capacity]:
-        raise BuilderError(USAGE, f"--lengths {wrong[0]}: the caches hold 1 to {decoder.capacity} tokens")
+        raise UsageError(f"--lengths {wrong[0]}: the caches hold 1 to {decoder.capacity} tokens")
     return Lengths(min(512, max(1, decoder.capacity // 2)), cached)
 
 
@@ -60,7 +59,7 @@ def predict_steps(
             * (
                 _products(plan, decoder, decision, new, limits)
                 + _attention(plan, decoder, decision, new, cached, limits)
-                + read["kept"].get(OTHERS, 0.0) / limits.bandwidth
+                + (read["kept"].get(OTHERS, 0.0) + read["state_bytes"]) / limits.bandwidth
             )
             for name, decision in (("nvfp4", None), ("fp8", Decision.FP8), ("bf16", Decision.BF16))
         }
@@ -77,14 +76,14 @@ def _products(plan: Plan, decoder: Decoder, decision: Decision | None, new: int,
         counted.update(entry.nodes)
         taken = decision if decision is not None and entry.decision != Decision.KEEP else entry.decision
         is_head = entry.shapes["out_features"] == decoder.vocab_size and not decoder.all_logits
-        rows, residual = 1 if is_head else new, entry.own(recipe).residual
+        rows, residual = min(new, decoder.logit_tokens) if is_head else new, entry.own(recipe).residual
         seconds += subgraph_cost(entry.kind, entry.shapes, taken, rows, limits, entry.dtype, residual).seconds
     return seconds
 
 
 def _attention(plan: Plan, decoder: Decoder, decision: Decision | None, new: int, cached: int, limits: Limits) -> float:
     """Seconds of reading the caches, and of a prompt's scores and sums."""
-    entries = [entry for entry in plan.subgraphs if entry.kind == ATTENTION and "kv_heads" in entry.shapes]
+    entries = [entry for entry in plan.subgraphs if kind_of(entry).caches_tokens and entry.shapes]
     plugins = [entry for entry in entries if entry.decision != Decision.KEEP and decision is None]
     item = _ITEM[decoder.cache_dtype]
     whole = sum(

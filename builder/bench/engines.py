@@ -1,7 +1,5 @@
 """Whole engines on the GPU that they are built for: as CUDA graphs, interleaved, with a profile by layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +9,7 @@ import numpy as np
 import torch
 
 from trt_nvfp4.builder.bench.timing import Device, interleave
-from trt_nvfp4.builder.errors import BUILD_FAILED, USAGE, VERIFICATION_FAILED, BuilderError
+from trt_nvfp4.builder.errors import BuildFailedError, UsageError, VerificationError
 from trt_nvfp4.builder.tensorrt import load as runtime
 from trt_nvfp4.common.metrics import cosine
 
@@ -43,16 +41,12 @@ class LoadedEngine:
         names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
         inputs = [name for name in names if self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
         if set(inputs) != set(sample):
-            raise BuilderError(
-                USAGE, f"{path}: the engine's inputs are {', '.join(inputs)}, the samples' {', '.join(sample)}"
-            )
+            raise UsageError(f"{path}: the engine's inputs are {', '.join(inputs)}, the samples' {', '.join(sample)}")
         for name in inputs:
             array = torch.from_numpy(np.ascontiguousarray(sample[name]))
             tensor = array.to(device.name, TYPES[self._engine.get_tensor_dtype(name).name])
             if not self._context.set_input_shape(name, tuple(tensor.shape)):
-                raise BuilderError(
-                    USAGE, f"{path}: input {name} does not take the shape {tuple(tensor.shape)}; see --shapes"
-                )
+                raise UsageError(f"{path}: input {name} does not take the shape {tuple(tensor.shape)}; see --shapes")
             self._inputs[name] = tensor
         for name in set(names) - set(inputs):
             shape = tuple(self._context.get_tensor_shape(name))
@@ -62,9 +56,9 @@ class LoadedEngine:
             self._context.set_tensor_address(name, tensor.data_ptr())
 
     def enqueue(self) -> None:
-        """One inference on the current stream. Raises BuilderError (build failed) when TensorRT refuses."""
+        """One inference on the current stream. Raises BuildFailedError when TensorRT refuses."""
         if not self._context.execute_async_v3(self._device.stream()):
-            raise BuilderError(BUILD_FAILED, f"{self.path}: TensorRT could not run this engine")
+            raise BuildFailedError(f"{self.path}: TensorRT could not run this engine")
 
     def profile(self) -> list[dict[str, Any]]:
         """Mean microseconds of every layer, without a graph, in the engine's order."""
@@ -105,7 +99,7 @@ def bench_engines(
     for name, values in outputs.items():
         for key, value in values.items():
             if not torch.isfinite(value).all():
-                raise BuilderError(VERIFICATION_FAILED, f"{engines[name]}: output {key} holds NaN or Inf")
+                raise VerificationError(f"{engines[name]}: output {key} holds NaN or Inf")
     reference = outputs[list(engines)[-1]]
     cosines = {
         name: min(cosine(_array(value), _array(reference[key])) for key, value in values.items())

@@ -1,28 +1,27 @@
 """The ONNX model that is benchmarked, where no file holds it: of a Hugging Face directory, or of an engine that was
 built from one by reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
+import attrs
 import onnx_ir as ir
 
 from trt_nvfp4.builder.bench.subject import Request, target_of
 from trt_nvfp4.builder.bench.timing import Device
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.cuda import driver
+from trt_nvfp4.builder.errors import UsageError
 from trt_nvfp4.builder.export.adapter import Adapter
-from trt_nvfp4.builder.export.decoder_contract import TOKENIZER, CacheOptions
+from trt_nvfp4.builder.export.fixed_sizes import FixedSizes, ImageSize
 from trt_nvfp4.builder.export.huggingface import export, export_by_reference
 from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
-from trt_nvfp4.builder.generate.open import is_model_directory
-from trt_nvfp4.builder.pipeline.progress import Progress
-from trt_nvfp4.builder.report.contents import ExportOptions
-from trt_nvfp4.builder.report.json_types import misfits
-from trt_nvfp4.builder.tensorrt import backend
-from trt_nvfp4.builder.tensorrt.load import ENGINES, built_by
+from trt_nvfp4.builder.model.decoder_contract import TOKENIZER, CacheOptions
+from trt_nvfp4.builder.model.model_files import ENGINES, is_model_directory
+from trt_nvfp4.builder.records.contents import ExportOptions
+from trt_nvfp4.builder.records.json_types import misfits
+from trt_nvfp4.builder.tensorrt.load import built_by
+from trt_nvfp4.builder.terminal.progress import Progress
 from trt_nvfp4.common.replacing import scratch
 from trt_nvfp4.graph_passes.load.faults import naming
 
@@ -37,9 +36,9 @@ def with_original(request: Request, made: ExitStack, progress: Progress, device:
     subject = request.subject
     if is_model_directory(subject):
         # An export takes minutes: what it is for is asked before.
-        request = replace(request, target=target_of(request, device).name)
+        request = attrs.evolve(request, target=target_of(request, device).name)
         path, weights = _exported(request, subject, None, made, progress)
-        return replace(request, subject=path, weights=weights)
+        return attrs.evolve(request, subject=path, weights=weights)
     if subject.suffix not in ENGINES or request.model is not None or not subject.is_file():
         return request
     report = built_by(subject)
@@ -48,13 +47,12 @@ def with_original(request: Request, made: ExitStack, progress: Progress, device:
         return request
     options: ExportOptions | None = report.get("exported")
     if options is None or misfits({"exported": options}, {"exported": ExportOptions}):
-        raise BuilderError(
-            USAGE,
-            f"{subject}: baselines are built from the original ONNX, of {directory} no ONNX file was kept, and the "
-            "report does not say how it was exported: build again, or give --model FILE",
+        raise UsageError(
+            f"{subject}: baselines are built from the original ONNX file, which was not kept for {directory}, and "
+            "the report does not say how it was exported: build again, or give --model FILE"
         )
     path, weights = _exported(request, directory, options, made, progress)
-    return replace(request, model=path, weights=weights)
+    return attrs.evolve(request, model=path, weights=weights)
 
 
 def _exported(
@@ -63,7 +61,7 @@ def _exported(
     progress.stage(f"exporting {directory.name} to ONNX")
     folder = made.enter_context(scratch(request.folder))
     copy_tokenizer(directory, folder / TOKENIZER)
-    path, task, cache, adapter = folder / "model.onnx", "auto", CacheOptions(), None
+    path, task, cache, adapter, fixed = folder / "model.onnx", "auto", CacheOptions(), None, FixedSizes()
     made.enter_context(naming(directory, path))
     if options is not None:
         task, cache = (
@@ -71,7 +69,9 @@ def _exported(
             CacheOptions(options["cache_capacity"], options["max_batch"], options["all_logits"]),
         )
         adapter = None if options["adapter"] is None else Adapter.parse(options["adapter"])
+        size = options.get("image_size")
+        fixed = FixedSizes(None if size is None else ImageSize.parse(size), options.get("batch"))
     own = (request.trust_remote_code, adapter)
-    if request.mode in (None, "engine") and backend.local_compute_capability() is not None:
-        return export(directory, path, task, cache, *own), {}
-    return path, export_by_reference(directory, path, task, cache, *own)
+    if request.mode in (None, "engine") and driver.local_compute_capability() is not None:
+        return export(directory, path, task, cache, *own, fixed=fixed), {}
+    return path, export_by_reference(directory, path, task, cache, *own, fixed)

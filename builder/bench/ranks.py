@@ -1,23 +1,22 @@
 """How fast the ranks of a split decoder are together: measured where there is a GPU for each, else predicted."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from trt_nvfp4.builder.bench.bench_options import RANKS
 from trt_nvfp4.builder.bench.decoders import lengths_of, time_steps
 from trt_nvfp4.builder.bench.result import Result
 from trt_nvfp4.builder.bench.subject import Request
 from trt_nvfp4.builder.bench.timing import Device
-from trt_nvfp4.builder.errors import UNAVAILABLE, USAGE, BuilderError
+from trt_nvfp4.builder.errors import UnavailableError, UsageError
+from trt_nvfp4.builder.generate.ranks_runner import open_ranks
 from trt_nvfp4.builder.generate.torch_runner import has_gpu
 from trt_nvfp4.builder.parallel.launched import Launched
 from trt_nvfp4.builder.parallel.manifest import RankFolder
 from trt_nvfp4.builder.parallel.prediction import shown
-from trt_nvfp4.builder.parallel.runner import open_ranks
-from trt_nvfp4.builder.pipeline.progress import Progress
 from trt_nvfp4.builder.report.report import versions
+from trt_nvfp4.builder.terminal.progress import Progress
 
 _LABELS = {
     "engine": "measured: an engine in a process for each rank, as generate runs them",
@@ -27,17 +26,10 @@ _LABELS = {
 
 
 def bench_ranks(request: Request, progress: Progress, device: Callable[[], Device]) -> Result:
-    """Of the folder of ranks `request.subject`. Raises BuilderError: usage for options that say nothing of ranks, or
-    where nothing is predicted; as `open_ranks`."""
-    given = {
-        "--target": request.target,
-        "--plan": request.plan,
-        "--model": request.model,
-        "--shapes": request.shapes,
-        "--calib-data": request.calib_data,
-    }
-    if unused := [option for option, value in given.items() if value]:
-        raise BuilderError(USAGE, f"{request.subject}: its ranks are benched as built: leave {', '.join(unused)} out")
+    """The result for the folder of ranks `request.subject`. Raises UsageError for options that do not apply to ranks,
+    and without a prediction where one is needed; as `open_ranks`."""
+    if ignored := request.given(RANKS):
+        raise UsageError(f"{request.subject}: its ranks are benched as built: leave {', '.join(ignored)} out")
     folder = RankFolder.read(request.subject)
     mode = request.mode or ("plugins" if has_gpu() else "roofline")
     result = Result(mode, str(request.subject), folder.target, _LABELS[mode], versions=versions())
@@ -45,16 +37,14 @@ def bench_ranks(request: Request, progress: Progress, device: Callable[[], Devic
         result.notes.append(f"predicted: {shown(folder.prediction)}")
     if mode == "roofline":
         if folder.prediction is None:
-            raise BuilderError(USAGE, f"{request.subject}: nothing is predicted of its ranks; bench them on their GPUs")
+            raise UsageError(f"{request.subject}: there is no prediction for its ranks; bench them on their GPUs")
         us = folder.prediction.products_us + folder.prediction.sums_us
         result.contestants = {"nvfp4": {"predicted_us": us}}
         return result
     if not has_gpu() and Launched.found() is None:
         count = folder.count
         predicts = "" if folder.prediction is None else "; --mode roofline predicts"
-        raise BuilderError(
-            UNAVAILABLE, f"--mode {mode}: {count} ranks need {count} GPUs, and torch sees none here{predicts}"
-        )
+        raise UnavailableError(f"--mode {mode}: {count} ranks need {count} GPUs, and torch sees none here{predicts}")
     with ExitStack() as made:
         progress.stage(f"loading {folder.count} ranks")
         runner = open_ranks(request.subject, made, "tensorrt" if mode == "engine" else "torch")

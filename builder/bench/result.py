@@ -1,7 +1,5 @@
 """The result of a benchmark: a file, and tables for the terminal."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,9 +10,9 @@ from rich.table import Table
 
 from trt_nvfp4.builder.bench.decoders import steps_table
 from trt_nvfp4.builder.bench.subgraphs import TimedSubgraph
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.errors import UsageError
+from trt_nvfp4.builder.records.contents import Prediction
 from trt_nvfp4.builder.report.charts import number
-from trt_nvfp4.builder.report.contents import Prediction
 from trt_nvfp4.builder.report.html import CONTESTANTS
 from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.common.replacing import replacing
@@ -26,7 +24,7 @@ LABELS = {
     "same shapes (no activations or conversions between them)",
     "roofline": "predicted: the least time of the replaced subgraphs by the target's published peaks; nothing was run",
 }
-# Of a decoder, whose steps are what counts.
+# For decoders, whose steps are timed.
 DECODER_LABELS = {
     "engine": "measured: engines over their caches, as generate runs them, in turns",
     "roofline": "predicted: the least time by the target's published peaks; nothing was run",
@@ -35,10 +33,10 @@ DECODER_LABELS = {
 
 @dataclass
 class Result:
-    """What came of it. `contestants` holds microseconds (p50, p90, p99, ...) of the whole; `subgraphs` of its parts.
+    """A benchmark's numbers. `contestants`: microseconds (p50, p90, p99, ...) of the whole; `subgraphs`: of its parts.
 
-    Of a decoder `steps` are microseconds of one sequence by contestant: of a prompt, and of a token behind so many that
-    are cached. Its `contestants` are those of the longest.
+    `steps`: for decoders, microseconds of one sequence by contestant: for a prompt, and for a token at several cached
+    lengths. Their `contestants` are those of the longest.
     """
 
     mode: str
@@ -62,14 +60,12 @@ class Result:
 def check_destination(path: Path) -> None:
     """Refuse, before the work, to write a result where it cannot be, or over something else.
 
-    Raises BuilderError (usage).
+    Raises UsageError.
     """
     if path.is_dir():
-        raise BuilderError(USAGE, f"-o {path}: is a folder, and a file is to be written; name one in it")
+        raise UsageError(f"-o {path}: is a folder, and a file is to be written; name one in it")
     if path.exists() and not (path.is_file() and _is_result(path)):
-        raise BuilderError(
-            USAGE, f"-o {path}: is not a result of bench-engine, and would be written over; choose another -o"
-        )
+        raise UsageError(f"-o {path}: is not a result of bench-engine, and would be written over; choose another -o")
 
 
 def _is_result(path: Path) -> bool:

@@ -4,8 +4,6 @@ For machines whose GPU no TensorRT at hand serves. The baselines multiply and do
 no conversion of what one product hands to the next. They do less work than the plugin.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -18,9 +16,9 @@ import torch
 
 from trt_nvfp4.builder.accuracy.plugins import constants_of
 from trt_nvfp4.builder.bench.timing import Device, Timing, Work, interleave
-from trt_nvfp4.builder.errors import VERIFICATION_FAILED, BuilderError
-from trt_nvfp4.builder.roofline import gemms
+from trt_nvfp4.builder.errors import VerificationError
 from trt_nvfp4.common.metrics import relative_error
+from trt_nvfp4.graph_passes.planning.kinds.registry import kind_of
 from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.ops import OPS
@@ -62,7 +60,7 @@ def bench_subgraphs(
 ) -> list[TimedSubgraph]:
     """One entry per group of equal NVFP4 subgraphs of `plan`: names, shapes, tokens, timings and the plugin's error.
 
-    `host` is a PluginHost; `rewritten` holds the plugin nodes. Raises BuilderError (verification) when a plugin's
+    `host` is a PluginHost; `rewritten` holds the plugin nodes. Raises VerificationError when a plugin's
     result is not that of its reference, HostError when it fails.
     """
     proto = onnx.load(rewritten, load_external_data=False)
@@ -70,7 +68,7 @@ def bench_subgraphs(
     groups: dict[tuple[Any, ...], list[PlannedSubgraph]] = {}
     for entry in plan.subgraphs:
         # The experts of an MoE block have no dense product to be compared with.
-        if entry.lowering.is_nvfp4_plugin and entry.name in nodes and entry.kind != "moe":
+        if entry.lowering.is_nvfp4_plugin and entry.name in nodes and kind_of(entry).gemms(entry.shapes):
             shapes = tuple(entry.shapes.items())
             key = (entry.op, shapes, entry.decision, entry.activation, entry.dtype, tokens[entry.name])
             groups.setdefault(key, []).append(entry)
@@ -92,9 +90,9 @@ def bench_subgraphs(
                 try:
                     contestants[name], calls[name] = baseline(entry, rows, device, cache_bytes)
                     contestants[name]()
-                except RuntimeError as refusal:
+                except RuntimeError as unsupported:
                     contestants.pop(name, None)
-                    missing[name] = str(refusal).splitlines()[0]
+                    missing[name] = str(unsupported).splitlines()[0]
             timings = interleave(device, contestants, rounds, warm_up, calls)
         results.append(_entry(entries, rows, timings, error, missing))
         del contestants, ours
@@ -144,12 +142,11 @@ def _plugin(
     session.enqueue(copies[0], [y], workspace)
     expected = OPS[op].reference(*copies[0], **attributes)
     assert isinstance(expected, torch.Tensor)
-    error = relative_error(y.double().cpu().numpy(), expected.double().cpu().numpy())
+    error = relative_error(found=[y.double().cpu().numpy()], expected=[expected.double().cpu().numpy()])
     layers = constants[0].shape[0] if op == "NVFP4PersistentMLP" else 1
     if not error < TOLERANCE * math.sqrt(layers):
-        raise BuilderError(
-            VERIFICATION_FAILED,
-            f"{op} on {list(x.shape)}: relative error {error:.2e} to its reference, {TOLERANCE} is expected at most",
+        raise VerificationError(
+            f"{op} on {list(x.shape)}: relative error {error:.2e} to its reference, {TOLERANCE} is expected at most"
         )
 
     def work() -> None:
@@ -160,7 +157,7 @@ def _plugin(
 
 
 def _products(entry: PlannedSubgraph) -> Iterator[tuple[int, int]]:
-    for gemm in gemms(entry.kind, entry.shapes):
+    for gemm in kind_of(entry).gemms(entry.shapes):
         yield from [(gemm.n, gemm.k)] * gemm.count
 
 

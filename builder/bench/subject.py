@@ -1,22 +1,23 @@
-"""What is benchmarked: a request, and the model, plan and target that it comes to."""
-
-from __future__ import annotations
+"""The subject of a benchmark: the request, and its model, plan and target."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+import attrs
 import numpy as np
 import onnx_ir as ir
 
+from trt_nvfp4.builder.bench.bench_options import BenchOptions
 from trt_nvfp4.builder.bench.timing import Device
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
-from trt_nvfp4.builder.export.decoder_contract import IDS, Decoder, decoder_of
+from trt_nvfp4.builder.cuda import driver
+from trt_nvfp4.builder.errors import ModelFaultError, UsageError
 from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
-from trt_nvfp4.builder.inputs.shapes import Shape
-from trt_nvfp4.builder.onnx_file import is_rewritten, read, read_if_any
+from trt_nvfp4.builder.inputs.shape_text import Shape
+from trt_nvfp4.builder.model.decoder_contract import IDS, Decoder, decoder_of
+from trt_nvfp4.builder.model.model_files import ENGINES
+from trt_nvfp4.builder.model.onnx_file import is_rewritten, read, read_if_any
 from trt_nvfp4.builder.targets import TARGETS, Target, find_target
-from trt_nvfp4.builder.tensorrt import backend
 from trt_nvfp4.builder.tensorrt import load as runtime
 from trt_nvfp4.calibration.recipes import DEFAULT
 from trt_nvfp4.calibration.samples.samples import input_specs, load_samples
@@ -27,36 +28,26 @@ from trt_nvfp4.graph_passes.mixed_precision.convert import convert
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.decide import make_plan
 from trt_nvfp4.graph_passes.planning.kernels import note_kernels
-from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS, KINDS, Plan
-from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.planning.kinds.kind import PlanOptions
+from trt_nvfp4.graph_passes.planning.kinds.registry import ALL_KINDS, DEFAULT_KINDS
+from trt_nvfp4.graph_passes.planning.plan import Plan
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for; see `bench-engine --help`. `folder`: where temporary files, as large as the model, go;
-    None: where the system has its own, maybe in memory."""
+@attrs.frozen
+class Request(BenchOptions):
+    """A benchmark to run. `folder`: for temporary files, as large as the model; None: the system's own, maybe in
+    memory."""
 
-    subject: Path
-    target: str | None = None
-    plan: Path | None = None
-    model: Path | None = None
-    mode: str | None = None
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
-    calib_data: Path | None = None
-    trust_remote_code: bool = False
-    rounds: int = 50
-    warm_up: int = 5
     folder: Path | None = None
-    #: Those of the model's weights that are not in its file, by name.
-    weights: Mapping[str, ir.TensorProtocol] = field(default_factory=dict)
-    #: Of a decoder: cached tokens at which a step is timed; none: those of `lengths_of`.
-    lengths: tuple[int, ...] = ()
+    #: The model's weights that are not in its file, by name.
+    weights: Mapping[str, ir.TensorProtocol] = attrs.field(factory=dict)
 
 
 @dataclass(frozen=True)
 class Subject:
     """The model behind what is benchmarked, its plan, target, and the engine if that was given; `shapes` of its inputs
-    are the first sample's, those of --shapes, or an engine's typical ones."""
+    are the first sample's, those of --shapes, or an engine's opt shapes."""
 
     model: SourceModel
     found: Sequence[Subgraph]
@@ -70,32 +61,29 @@ class Subject:
 def subject_of(request: Request, device: Callable[[], Device]) -> Subject:
     path = request.subject
     if not path.exists():
-        raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file")
-    if path.suffix in runtime.ENGINES:
+        raise ModelFaultError(f"{path}: no such file")
+    if path.suffix in ENGINES:
         report = runtime.built_by(path)
         given = None if "exported model" in report.get("files", {}) else report.get("model")
         onnx = request.model or (Path(str(given)) if given else path.with_suffix(".onnx"))
         plan = request.plan or path.with_suffix(".plan.yaml")
         for option, file in (("--model", onnx), ("--plan", plan)):
             if not file.is_file():
-                found = "is no file" if file.exists() else "is not there"
-                raise BuilderError(
-                    USAGE,
-                    f"{path}: baselines are built from the original ONNX and the plan: add {option} ({file} {found})",
+                found = "is not a file" if file.exists() else "is not there"
+                raise UsageError(
+                    f"{path}: baselines are built from the original ONNX and the plan: add {option} ({file} {found})"
                 )
         if is_rewritten(read_if_any(onnx)):
-            raise BuilderError(
-                USAGE, f"{path}: was built from {onnx}, which has been rewritten; add --model with the original ONNX"
+            raise UsageError(
+                f"{path}: was built from {onnx}, which has been rewritten; add --model with the original ONNX"
             )
-        return _planned(replace(request, shapes=request.shapes or runtime.typical_shapes(path)), onnx, plan, path)
+        return _planned(attrs.evolve(request, shapes=request.shapes or runtime.opt_shapes(path)), onnx, plan, path)
     if path.suffix != ".onnx":
-        raise BuilderError(USAGE, f"{path}: expected an engine (.engine), an ONNX file or a Hugging Face directory")
+        raise UsageError(f"{path}: expected an engine (.engine), an ONNX file or a Hugging Face directory")
     if request.model is not None:
-        raise BuilderError(USAGE, f"--model {request.model}: {path} is no engine but the model itself; leave that out")
+        raise UsageError(f"--model {request.model}: {path} is the model itself, not an engine; leave that out")
     if is_rewritten(read_if_any(path)):
-        raise BuilderError(
-            USAGE, f"{path} has been rewritten already: give its engine, or the original ONNX and --plan"
-        )
+        raise UsageError(f"{path} has been rewritten already: give its engine, or the original ONNX and --plan")
     if request.plan is not None:
         return _planned(request, path, request.plan, None)
     model = load(path, None, request.weights)
@@ -109,10 +97,12 @@ def subject_of(request: Request, device: Callable[[], Device]) -> Subject:
         model,
         subgraphs,
         target.capabilities,
-        kinds=DEFAULT_KINDS if decoder is None else KINDS,
-        calibrated=request.calib_data is not None,
-        recipe=DEFAULT,
-        tokens=subgraph_tokens(model, subgraphs, shapes),
+        PlanOptions(
+            kinds=DEFAULT_KINDS if decoder is None else ALL_KINDS,
+            calibrated=request.calib_data is not None,
+            recipe=DEFAULT,
+            tokens=subgraph_tokens(model, subgraphs, shapes),
+        ),
     )
     note_kernels(new.subgraphs, target.capabilities)
     return Subject(model, subgraphs, new, target, None, shapes, decoder)
@@ -148,17 +138,15 @@ def given_sample(request: Request, onnx: Path) -> dict[str, np.ndarray] | None:
 
 
 def target_of(request: Request, device: Callable[[], Device]) -> Target:
-    """The target asked for, or this machine's. Raises BuilderError (usage) without either."""
+    """The given target, or this machine's. Raises UsageError without either."""
     return find_target(request.target or _local_target(device))
 
 
 def _local_target(device: Callable[[], Device]) -> str:
-    capability = backend.local_compute_capability()
+    capability = driver.local_compute_capability()
     alike = [target for target in TARGETS.values() if target.compute_capability == capability]
     if not alike:
-        raise BuilderError(
-            USAGE, "nothing says for which GPU, and this machine has none that is known: add --target NAME"
-        )
+        raise UsageError("no target is given, and this machine has no GPU of a known target: add --target NAME")
     if len(alike) == 1:
         return alike[0].name
     gpu = device().environment()["gpu"]

@@ -1,7 +1,5 @@
 """Times contestants that do the same work: CUDA graphs, interleaved rounds, percentiles, clocks on record."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ class Timing:
     drift: float
 
     @classmethod
-    def of(cls, microseconds: list[float]) -> Timing:
+    def of(cls, microseconds: list[float]) -> "Timing":
         median, lower, upper, p90, p99 = (float(value) for value in np.percentile(microseconds, (50, 25, 75, 90, 99)))
         half = len(microseconds) // 2
         drift = np.median(microseconds[half:]) / np.median(microseconds[:half]) if half else 1.0
@@ -34,7 +32,7 @@ class Timing:
 
 
 class Device(Protocol):
-    """What work is captured and timed on. `name` is torch's name of the device."""
+    """A device that captures and times work. `name` is torch's name of it."""
 
     name: str
 

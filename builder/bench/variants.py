@@ -1,6 +1,4 @@
-"""The engines that are compared: how each is built, and the input that all get."""
-
-from __future__ import annotations
+"""The engines to compare: how each is built, and the input of all."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +7,14 @@ import numpy as np
 
 from trt_nvfp4.builder.bench.decoders import Lengths
 from trt_nvfp4.builder.bench.subject import Request, Subject, given_sample
-from trt_nvfp4.builder.export.decoder_contract import IDS, NEW_LENGTH, PAST_LENGTH
 from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
+from trt_nvfp4.builder.model.decoder_contract import IDS, NEW_LENGTH, PAST_LENGTH
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.calibration.samples.samples import input_specs
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.planning.decide import make_plan
-from trt_nvfp4.graph_passes.planning.plan import KINDS
+from trt_nvfp4.graph_passes.planning.kinds.kind import PlanOptions
+from trt_nvfp4.graph_passes.planning.kinds.registry import ALL_KINDS
 
 # Baselines, by what they are called in results. TensorRT's own NVFP4 is one of whole engines: as single products cuBLAS
 # has it not, and by the roofline it is as fast as W4A4.
@@ -40,11 +39,9 @@ def builds_of(
             model,
             subject.found,
             capabilities,
-            precision,
-            KINDS,
-            calibrated=True,
-            recipe=subject.plan.recipe,
-            attention="native",
+            PlanOptions(
+                precision=precision, kinds=ALL_KINDS, calibrated=True, recipe=subject.plan.recipe, attention="tensorrt"
+            ),
         )
         replaced = [entry for entry in plan.subgraphs if entry.name in ours]
         if name == NATIVE and all(entry.decision != NATIVE for entry in replaced):
@@ -62,14 +59,14 @@ def builds_of(
             plan=folder / f"{name}.plan.yaml",
             calib_data=data,
             trust_remote_code=request.trust_remote_code,
-            typical=subject.shapes if subject.decoder is None else {},
+            opt_shapes=subject.shapes if subject.decoder is None else {},
             accuracy_samples=0,  # the engines themselves are compared
         )
     return builds, notes
 
 
 def sample_of(request: Request, subject: Subject, lengths: Lengths | None = None) -> dict[str, np.ndarray]:
-    """One input: the user's, or a random one of the typical shapes; of a decoder a prompt, and empty caches."""
+    """One input: the user's, or a random one of the opt shapes; of a decoder a prompt, and empty caches."""
     path = subject.model.path
     if (given := given_sample(request, path)) is not None:
         return given

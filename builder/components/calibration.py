@@ -1,9 +1,7 @@
 """Samples of the whole model, pushed through the chain, become samples of each part."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +9,10 @@ import numpy as np
 from trt_nvfp4.builder.components.chain import put_all, run_chain
 from trt_nvfp4.builder.components.check import before_decoding
 from trt_nvfp4.builder.components.decoding import PartsRunner
-from trt_nvfp4.builder.components.devices.device import Handle, OnnxDevice, decoder_of_parts, numpy_type
+from trt_nvfp4.builder.components.devices.device import Handle, numpy_type
+from trt_nvfp4.builder.components.devices.onnx_device import OnnxDevice, decoder_of_parts
 from trt_nvfp4.builder.components.manifest import Manifest
-from trt_nvfp4.builder.export.decoder_contract import IDS
+from trt_nvfp4.builder.model.decoder_contract import IDS
 from trt_nvfp4.calibration.samples.samples import InputSpec, save_sample
 
 
@@ -47,6 +46,17 @@ class _Recording(OnnxDevice):
         save_sample(folder / f"{self._runs[part]:05d}.npz", arrays)
         self._runs[part] += 1
         return super().run(part, feeds, in_place)
+
+
+def record_prompts(
+    folder: Path, manifest: Manifest, run: Callable[..., object], prompts: Iterable[str], destination: Path
+) -> None:
+    """Make a picture of each prompt, in as many steps as the pipeline takes, with the exported parts in `folder`; what
+    each part is given lies in `destination`/PART."""
+    device = _Recording(folder, manifest, destination)
+    for prompt in prompts:
+        run(device, manifest, prompt, None)
+    device.close()
 
 
 def record(folder: Path, manifest: Manifest, samples: Iterable[Mapping[str, np.ndarray]], destination: Path) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 
 from trt_nvfp4.builder.components.devices.device import Device, Handle, numpy_type
 from trt_nvfp4.builder.components.manifest import Manifest, Part, Port
-from trt_nvfp4.builder.errors import USAGE, BuilderError
-from trt_nvfp4.plugins.ops.definition import shapes_fit
+from trt_nvfp4.builder.errors import UsageError
 
 #: Tensors by "part.name".
 Values = dict[str, Handle]
@@ -21,6 +20,13 @@ def run_chain(device: Device, manifest: Manifest, given: Mapping[str, Handle]) -
     for part in manifest.parts:
         values |= run_part(device, manifest, part, given, values)
     return values
+
+
+def run_whole(device: Device, manifest: Manifest, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The results of a model without a decoder, by "part.name". Raises UsageError for other inputs."""
+    check_given(manifest, inputs)
+    values = run_chain(device, manifest, put_all(device, manifest, inputs))
+    return {name: device.get(values[name]) for name in manifest.results()}
 
 
 def put_all(device: Device, manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> dict[str, Handle]:
@@ -58,19 +64,17 @@ def _number(port: Port, value: float) -> np.ndarray:
 
 
 def check_given(manifest: Manifest, inputs: Mapping[str, np.ndarray]) -> None:
-    """Raise BuilderError (usage) for inputs that the model of parts does not take."""
+    """Raise UsageError for inputs that the model of parts does not take."""
     expected = manifest.given()
     for name in sorted(expected.keys() - inputs.keys()):
-        raise BuilderError(USAGE, f"the input {name} is missing: expected {expected[name]}")
+        raise UsageError(f"the input {name} is missing: expected {expected[name]}")
     for name, array in inputs.items():
         if name not in expected:
-            raise BuilderError(USAGE, f"there is no input {name}; the model takes {', '.join(sorted(expected))}")
+            raise UsageError(f"there is no input {name}; the model takes {', '.join(sorted(expected))}")
         check_array(name, array, expected[name])
 
 
 def check_array(name: str, array: np.ndarray, port: Port) -> None:
-    """Raise BuilderError (usage) for an array that does not fit the port."""
-    if array.dtype != numpy_type(port) or not shapes_fit(array.shape, port.shape):
-        raise BuilderError(
-            USAGE, f"the input {name} is {array.dtype} [{', '.join(map(str, array.shape))}], expected {port}"
-        )
+    """Raise UsageError for an array that does not fit the port."""
+    if array.dtype != numpy_type(port) or not port.takes(Port(port.dtype, array.shape)):
+        raise UsageError(f"the input {name} is {array.dtype} [{', '.join(map(str, array.shape))}], expected {port}")

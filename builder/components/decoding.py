@@ -1,24 +1,23 @@
-"""A decoder behind other parts, as what `generate_ids` drives: one step from token ids to logits."""
+"""A decoder behind other parts as a runner for `generate_ids`: one step from token ids to logits."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from trt_nvfp4.builder.components.chain import run_part
+from trt_nvfp4.builder.components.chain import Values, run_part
 from trt_nvfp4.builder.components.devices.device import Device, Handle
 from trt_nvfp4.builder.components.manifest import Manifest
-from trt_nvfp4.builder.export.decoder_contract import IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, Decoder
-from trt_nvfp4.builder.generate.caches import cache_shapes, last_logits
+from trt_nvfp4.builder.errors import UsageError
+from trt_nvfp4.builder.generate.caches import cache_shapes, last_logits, row_axis
 from trt_nvfp4.builder.generate.logits import HostLogits
+from trt_nvfp4.builder.model.decoder_contract import IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, Decoder
 
 POSITIONS, GROUPS = "position_ids", "groups"
 
 
 class PartsRunner:
-    """The parts from the embedding on, or the decoder alone, over one batch. `features` come from the parts before."""
+    """The parts from the embedding on, or only the decoder, over one batch. `features` come from the parts before."""
 
     def __init__(self, device: Device, manifest: Manifest, decoder: Decoder) -> None:
         self.name, self.decoder = device.name, decoder
@@ -32,29 +31,30 @@ class PartsRunner:
         self.values: dict[str, Handle] = {}
         self.given: dict[str, Handle] = {}
         self._caches: dict[str, Handle] = {}
-        self._shift = np.zeros(0, np.int64)
+        #: For each sequence and token: the position behind it, of models whose positions depend on images.
+        self._next = np.zeros((0, 0), np.int64)
 
     def start(self, batch: int) -> None:
         self._caches = {
             name: self._device.zeros(name, shape, self._decoder.inputs[name])
             for name, shape in cache_shapes(self.decoder, batch).items()
         }
-        self._shift = np.zeros(batch, np.int64)
+        self._next = np.zeros((batch, self.decoder.capacity + 1), np.int64)
 
-    def step(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> HostLogits:
+    def step(
+        self, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1, previous: np.ndarray | None = None
+    ) -> HostLogits:
         arrays = {IDS: ids, PAST_LENGTH: past, NEW_LENGTH: new}
         if POSITIONS in self._decoder.inputs:
-            arrays[POSITIONS] = self._positions(ids, past, new)
+            arrays[POSITIONS] = self._positions(self._places(ids, past), past, new)
         if GROUPS in self._decoder.inputs:
-            arrays[GROUPS] = self._groups(ids, past, new)
+            arrays[GROUPS] = self._groups(self._places(ids, past), past, new)
         ports = {**(self._embed.inputs if self._embed is not None else {}), **self._decoder.inputs}
         put = {
             name: self._device.put(f"step.{name}", arrays[name], ports[name]) for name in arrays.keys() & ports.keys()
         }
         given = {**self.given, **put}
-        values = dict(self.values)
-        if self._embed is not None:
-            values |= run_part(self._device, self._manifest, self._embed, given, values)
+        values = {**self.values, **self._embedded(ids, given)}
         sources = self._manifest.sources(self._decoder)
         feeds = {
             name: self._caches[name]
@@ -67,43 +67,63 @@ class PartsRunner:
         in_place = dict(zip(self.decoder.presents, self.decoder.caches, strict=True))
         found = self._device.run("decoder", feeds, in_place)
         self._caches = {cache: found[present] for present, cache in in_place.items()}
-        return HostLogits(last_logits(self._device.get(found[LOGITS]), new))
+        return HostLogits(last_logits(self.decoder, self._device.get(found[LOGITS]), new, count))
+
+    def hidden(self) -> np.ndarray:
+        raise UsageError(f"{self.name}: its decoder gives no hidden states")
+
+    def save_states(self) -> None:
+        """Parts keep no recurrent states."""
+
+    def restore_states(self, rows: Sequence[int]) -> None:
+        """Parts keep no recurrent states."""
+
+    def clear_row(self, row: int) -> None:
+        for name, cache in self._caches.items():
+            self._device.copy_row(cache, row_axis(name), None, row)
+
+    def copy_row(self, source: int, target: int) -> None:
+        for name, cache in self._caches.items():
+            self._device.copy_row(cache, row_axis(name), source, target)
+        self._next[target] = self._next[source]
 
     def close(self) -> None:
         self._caches, self.values, self.given = {}, {}, {}
 
-    def _positions(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> np.ndarray:
+    def _embedded(self, ids: np.ndarray, given: Mapping[str, Handle]) -> Values:
+        """The embedding's outputs for the tokens and the features of images; none where the decoder takes tokens."""
+        if self._embed is None:
+            return {}
+        return run_part(self._device, self._manifest, self._embed, given, self.values)
+
+    def _places(self, ids: np.ndarray, past: np.ndarray) -> np.ndarray:
+        """[batch, new]: the place of each token within its image, -1 for text. Images stand in a text's first step."""
+        image = self._settings["image"]
+        index, seen = np.arange(ids.shape[1]), (ids == image["token_id"]) & (past == 0)[:, None]
+        begins = np.maximum.accumulate(np.where(seen, -1, index), 1) + 1
+        return np.where(seen, (index - begins) % image["tokens"], -1)
+
+    def _positions(self, places: np.ndarray, past: np.ndarray, new: np.ndarray) -> np.ndarray:
         """[3, batch, new]: time, height and width. A text token has one number for all three; an image's tokens have
         those of their place, and what follows an image continues behind its longer side."""
-        image = self._settings["image"]
-        _, height, width = (size // step for size, step in zip(image["grid"], (1, *[self._merge] * 2), strict=True))
-        found = np.zeros((3, *ids.shape), np.int64)
-        for row, tokens in enumerate(ids):
-            if past[row]:
-                found[:, row] = past[row] + self._shift[row] + np.minimum(np.arange(len(tokens)), new[row] - 1)
-                continue
-            at = position = 0
-            while at < new[row]:
-                if tokens[at] == image["token_id"] and new[row] - at >= height * width:
-                    place = np.indices((1, height, width)).reshape(3, -1)
-                    found[:, row, at : at + height * width] = place + position
-                    at, position = at + height * width, position + max(height, width)
-                else:
-                    found[:, row, at] = position
-                    at, position = at + 1, position + 1
-            found[:, row, at:] = position - 1
-            self._shift[row] = position - new[row]
+        height, width = (size // int(self._settings["merge"]) for size in self._settings["image"]["grid"][1:])
+        grid = np.indices((1, height, width)).reshape(3, -1)
+        found = np.zeros((3, *places.shape), np.int64)
+        for row, in_image in enumerate(places):
+            behind = self._next[row]
+            for at, place in enumerate(in_image[: new[row]], past[row]):
+                behind[at + 1] = behind[at]
+                found[:, row, at - past[row]] = behind[at] + (0 if place < 0 else grid[:, place])
+                if place < 0 or place == grid.shape[1] - 1:
+                    behind[at + 1] += 1 if place < 0 else max(height, width)
+            found[:, row, new[row] :] = behind[past[row] + new[row]] - 1
         return found
 
-    @property
-    def _merge(self) -> int:
-        return int(self._settings["merge"])
-
-    def _groups(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> np.ndarray:
+    def _groups(self, places: np.ndarray, past: np.ndarray, new: np.ndarray) -> np.ndarray:
         """[batch, new]: which tokens see each other in both directions, all of a prompt or those of one image."""
-        valid = (np.arange(ids.shape[1])[None] < new[:, None]) & (past == 0)[:, None]
+        valid = np.arange(places.shape[1])[None] < new[:, None]
         if self._settings["groups"] == "prompt":
-            return np.where(valid, 0, -1)
-        images = (ids == self._settings["image"]["token_id"]) & valid
+            return np.where(valid & (past == 0)[:, None], 0, -1)
+        images = (places >= 0) & valid
         begins = images & ~np.pad(images, ((0, 0), (1, 0)))[:, :-1]
         return np.where(images, np.cumsum(begins, 1) - 1, -1)

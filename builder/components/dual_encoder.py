@@ -1,7 +1,5 @@
 """A model that embeds texts and images in one space (CLIP, SigLIP) as two parts, neither of which needs the other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,9 @@ import torch
 from trt_nvfp4.builder.components.parts import TorchPart
 from trt_nvfp4.builder.components.processor import describe
 from trt_nvfp4.builder.components.source import Example, as_array
-from trt_nvfp4.builder.components.vision import ImageSize
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
-from trt_nvfp4.builder.export.huggingface import images_of
+from trt_nvfp4.builder.errors import ModelFaultError, UsageError
+from trt_nvfp4.builder.export.fixed_sizes import ImageSize
+from trt_nvfp4.builder.export.plain import images_of
 
 TEXT, VISION = "text", "vision"
 TEXT_EMBEDS, IMAGE_EMBEDS = "text_embeds", "image_embeds"
@@ -63,9 +61,8 @@ def parts_of(
     """
     channels, height, width = images_of(model)
     if size is not None and (size.height, size.width) != (height, width):
-        raise BuilderError(
-            USAGE,
-            f"--image-size {size.height}x{size.width}: this vision tower takes {height}x{width}; leave it out",
+        raise UsageError(
+            f"--set image-size={size.height}x{size.width}: this vision tower takes {height}x{width}; leave it out"
         )
     text = model.config.get_text_config()
     ids = torch.randint(3, text.vocab_size - 1, (_BATCH, min(8, text.max_position_embeddings)))
@@ -74,10 +71,9 @@ def parts_of(
     pixels = torch.rand(_BATCH, channels, height, width, dtype=next(model.parameters()).dtype)
     whole = model(input_ids=ids, attention_mask=mask, pixel_values=pixels)
     if getattr(whole, TEXT_EMBEDS, None) is None or getattr(whole, IMAGE_EMBEDS, None) is None:
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"{directory}: {type(model).__name__} gives no {TEXT_EMBEDS} and {IMAGE_EMBEDS}; give a Python file with "
-            "its parts (model.py:components)",
+            "its parts (model.py:components)"
         )
     axes, images = {0: "batch", 1: "sequence"}, {0: "images"}
     parts = [

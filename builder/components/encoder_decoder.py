@@ -6,8 +6,6 @@ The encoder takes `input_features` or `input_values` (sound), `pixel_values` (im
 `decoder_contract`'s with these as further inputs, and the source's `attention_mask` where it is text.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,9 +23,12 @@ from trt_nvfp4.builder.components.parts import TorchPart
 from trt_nvfp4.builder.components.processor import describe
 from trt_nvfp4.builder.components.source import Example, as_array
 from trt_nvfp4.builder.components.vision_language import decoder_of_caches
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
-from trt_nvfp4.builder.export.decoder_caches import StepCache, StepLayer, UnsupportedCacheError
-from trt_nvfp4.builder.export.decoder_contract import (
+from trt_nvfp4.builder.errors import ModelFaultError
+from trt_nvfp4.builder.export.decoder.caches import Slot, StepCache, StepLayer, UnsupportedCacheError
+from trt_nvfp4.builder.export.decoder.ops import OPSET, TRANSLATIONS
+from trt_nvfp4.builder.export.decoder.step import attend, cached_attention, layer_count, of_last_tokens, step_mask
+from trt_nvfp4.builder.export.tokenizer_files import tokenizer_files
+from trt_nvfp4.builder.model.decoder_contract import (
     DECODER,
     IDS,
     LOGITS,
@@ -36,12 +37,9 @@ from trt_nvfp4.builder.export.decoder_contract import (
     TOKENIZER,
     CacheOptions,
 )
-from trt_nvfp4.builder.export.decoder_ops import OPSET, TRANSLATIONS
-from trt_nvfp4.builder.export.decoder_step import attend, cached_attention, layer_count, of_last_tokens, step_mask
-from trt_nvfp4.builder.export.tokenizer_files import tokenizer_files
 
 MASK = "attention_mask"
-#: Of an encoder of sound whose convolutions take any number of samples, those of the example.
+#: Samples of the example for an encoder of sound whose convolutions take any number.
 _SAMPLES = 16000
 
 
@@ -94,7 +92,7 @@ class DecoderStep(torch.nn.Module):
         super().__init__()
         self.model, self.capacity, self.masked = model, capacity, masked
         self.layers = layer_count(model)
-        self.numbers: list[int] = []
+        self.slots: list[Slot] = []
         self.crossing = 0
         self.width = width_of_source(model)
 
@@ -105,15 +103,15 @@ class DecoderStep(torch.nn.Module):
         mask = torch.ones((1, cross[0].shape[2]), dtype=torch.int64) if self.masked else None
         cache = StepCache(length, self.capacity, self.layers, (), ())
         self._run(ids, length, length + 2, mask, cross, cache)
-        self.numbers = cache.appended
-        return [torch.zeros_like(tensor) for tensor in cache.tensors(self.numbers)]
+        self.slots = cache.slots
+        return [torch.zeros_like(tensor) for tensor in cache.tensors(self.slots)]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ids, past_length, new_length, *rest = tensors
         mask = rest.pop(0) if self.masked else None
-        cache = StepCache(past_length, self.capacity, self.layers, self.numbers, rest[self.crossing :])
+        cache = StepCache(past_length, self.capacity, self.layers, self.slots, rest[self.crossing :])
         logits = self._run(ids, past_length, new_length, mask, rest[: self.crossing], cache)
-        return (logits, *cache.tensors(self.numbers))
+        return (logits, *cache.tensors(self.slots))
 
     def _run(
         self,
@@ -244,7 +242,7 @@ def width_of_source(model: Any) -> int:
 
 @dataclass(frozen=True)
 class Read:
-    """What an encoder reads: "text", "sound" or "images"; an example of two, and the dimensions that may change."""
+    """The input of an encoder: "text", "sound" or "images"; an example of two, and the dimensions that may change."""
 
     kind: str
     inputs: Mapping[str, torch.Tensor]
@@ -258,7 +256,7 @@ class Read:
 
 
 def read_by(directory: Path, model: Any) -> Read:
-    """What the model's encoder reads. Raises BuilderError (model) for what is not known here."""
+    """The input of the model's encoder. Raises ModelFaultError for one that is not known here."""
     config, name, dtype = model.config, model.main_input_name, next(model.parameters()).dtype
     if name == IDS and not hasattr(config, "vision_config"):
         ids = torch.randint(0, config.vocab_size, (2, 16))
@@ -275,11 +273,10 @@ def read_by(directory: Path, model: Any) -> Read:
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         return Read("images", {name: torch.rand(2, channels, height, width, dtype=dtype)}, {name: {0: "batch"}})
     beside = " beside images" if hasattr(config, "vision_config") else ""
-    raise BuilderError(
-        MODEL_AT_FAULT,
+    raise ModelFaultError(
         f"{directory}: the encoder of {type(model).__name__} reads {name}{beside} in a way that is not known here "
         "(text, images of one size, mel bins of a fixed number of frames or samples of sound are); give a Python file "
-        "with its parts (model.py:components)",
+        "with its parts (model.py:components)"
     )
 
 
@@ -330,13 +327,13 @@ def parts_of(
 
 
 def _start_token(directory: Path, model: Any) -> int:
-    """The token that the decoder begins with. Raises BuilderError (model) where no file states it."""
+    """The token that the decoder begins with. Raises ModelFaultError where no file states it."""
     for config in (getattr(model, "generation_config", None), model.config):
         for name in ("decoder_start_token_id", "bos_token_id"):
             token = getattr(config, name, None)
             if token is not None:
                 return int(token)
-    raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: states no decoder_start_token_id; add it")
+    raise ModelFaultError(f"{directory / 'config.json'}: states no decoder_start_token_id; add it")
 
 
 def example_of(model: Any, parts: Sequence[TorchPart]) -> Example:

@@ -1,21 +1,20 @@
-"""Images as a vision encoder takes them: what the model's image processor does, described in the manifest and done with
-NumPy, so that the device needs no transformers. Files need Pillow."""
-
-from __future__ import annotations
+"""Images for a vision encoder: the model's image processor as the manifest describes it, in NumPy, so that the device
+needs no transformers. Files need Pillow."""
 
 import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
+from trt_nvfp4.builder.errors import ModelFaultError, UnavailableError, UsageError
 
-#: A file, pixels [height, width, 3] or [height, width] in uint8, or an image of Pillow's.
-Image: TypeAlias = str | Path | np.ndarray | Any
+#: A file or its bytes, pixels [height, width, 3] or [height, width] in uint8, or an image of Pillow's.
+Image: TypeAlias = str | Path | bytes | np.ndarray | Any
 
 
 def _linear(x: np.ndarray) -> np.ndarray:
@@ -30,10 +29,8 @@ def _cubic(x: np.ndarray) -> np.ndarray:
     return np.where(x < 1, near, np.where(x < 2, far, 0.0))
 
 
-def _lanczos(x: np.ndarray) -> np.ndarray:
-    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
-
-
+#: Pixels of an image whose bytes a stranger sends: 400 MB while it is resized.
+LARGEST_SENT = 1 << 24
 #: Pixels of an edge, more than any encoder takes.
 LARGEST_EDGE = 1 << 13
 #: Frames that a patch stands for, more than any encoder takes.
@@ -42,7 +39,7 @@ LARGEST_TEMPORAL = 64
 KERNELS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "bilinear": _linear,
     "bicubic": _cubic,
-    "lanczos": _lanczos,
+    "lanczos": lambda x: np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0),
 }
 
 
@@ -88,16 +85,14 @@ class Preprocessing:
         return asdict(self)
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Preprocessing:
-        """From JSON. Raises BuilderError (model) for anything else."""
+    def of(cls, found: Mapping[str, Any]) -> "Preprocessing":
+        """From JSON. Raises ModelFaultError for anything else."""
         try:
             patches = None if found["patches"] is None else Patches(**found["patches"])
             made = cls(**{**found, "patches": patches})
             made._check()
         except (TypeError, ValueError, KeyError, OverflowError) as error:
-            raise BuilderError(
-                MODEL_AT_FAULT, f"components.json: its preprocessing of images cannot be read ({error})"
-            ) from error
+            raise ModelFaultError(f"components.json: its preprocessing of images cannot be read ({error})") from error
         return made
 
     def _check(self) -> None:
@@ -138,36 +133,37 @@ class Preprocessing:
 
 
 def opened(image: Image) -> np.ndarray:
-    """uint8 [height, width, 3]. Raises BuilderError: usage for what is no image, unavailable without Pillow."""
+    """uint8 [height, width, 3]. Raises BuilderError: usage for anything but an image, unavailable without Pillow."""
     if isinstance(image, (str, Path)):
-        image = _of_file(Path(image))
+        image = _of_file(Path(image), str(image))
+    if isinstance(image, bytes):
+        image = _of_file(BytesIO(image), "an image", LARGEST_SENT)
     if hasattr(image, "convert"):  # Pillow's
         image = np.asarray(image.convert("RGB"))
     pixels = np.asarray(image)
     if pixels.ndim == 2:
         pixels = np.repeat(pixels[..., None], 3, 2)
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
-        raise BuilderError(
-            USAGE,
+        raise UsageError(
             f"an image is {pixels.dtype} {list(pixels.shape)}, expected uint8 [height, width, 3] or [height, width]; "
-            "or give all images as one array of the values that the model's image processor makes (pixel_values)",
+            "or give all images as one array of the values that the model's image processor makes (pixel_values)"
         )
     return pixels
 
 
-def _of_file(path: Path) -> Any:
+def _of_file(file: Path | BytesIO, name: str, most: int | None = None) -> Any:
     try:
         import PIL.Image
         import PIL.ImageOps
     except ImportError as error:
-        raise BuilderError(
-            UNAVAILABLE, f"{path}: reading an image file needs Pillow: pip install pillow ({error})"
-        ) from error
+        raise UnavailableError(f"{name}: reading an image file needs Pillow: pip install pillow ({error})") from error
     try:
-        with PIL.Image.open(path) as image:
+        with PIL.Image.open(file) as image:
+            if most is not None and image.width * image.height > most:
+                raise ValueError(f"it has {image.width}x{image.height} pixels, expected at most {most} in all")
             return PIL.ImageOps.exif_transpose(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
-        raise BuilderError(USAGE, f"{path}: is no image that Pillow can read: {error}") from error
+        raise UsageError(f"{name}: Pillow cannot read this image: {error}") from error
 
 
 def resized(pixels: np.ndarray, height: int, width: int, resample: str) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""What the parts of a model are and what flows between them: `components.json` beside them.
+"""The parts of a model and the tensors that flow between them: `components.json` beside them.
 
-Imports Python's library alone, and the errors: the device reads manifests, too.
+Imports only Python's library and the errors: the device reads manifests, too.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trt_nvfp4.builder.components.settings import problems
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.components.settings import call_problems, problems
+from trt_nvfp4.builder.errors import ModelFaultError, UsageError
 from trt_nvfp4.common.json_text import read_json
 
 FILE = "components.json"
 FORMAT = 1
+#: The task of parts that diffusers' own pipeline calls.
+DIFFUSE = "diffuse"
 #: What a model of parts does: `run` computes its outputs once, `generate` makes tokens with a decoder.
-TASKS = ("run", "generate")
+TASKS = ("run", "generate", DIFFUSE)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Parts in the order in which they run. `settings` are what the task needs to know (see `settings.py`)."""
+    """Parts in the order in which they run. `settings`: of the task (see `settings.py`)."""
 
     task: str
     parts: Sequence[Part]
@@ -81,7 +83,7 @@ class Manifest:
     def part(self, name: str) -> Part:
         found = next((part for part in self.parts if part.name == name), None)
         if found is None:
-            raise BuilderError(MODEL_AT_FAULT, f"{FILE}: there is no part {name!r}; it has {_names(self.parts)}")
+            raise ModelFaultError(f"{FILE}: there is no part {name!r}; it has {_names(self.parts)}")
         return found
 
     def sources(self, part: Part) -> dict[str, str]:
@@ -109,9 +111,9 @@ class Manifest:
         }
 
     def check(self, where: str = FILE) -> Manifest:
-        """The manifest itself. Raises BuilderError (model) for parts that do not fit each other."""
+        """The manifest itself. Raises ModelFaultError for parts that do not fit each other."""
         for problem in self._problems():
-            raise BuilderError(MODEL_AT_FAULT, f"{where}: {problem}")
+            raise ModelFaultError(f"{where}: {problem}")
         return self
 
     def _problems(self) -> Iterator[str]:
@@ -130,6 +132,10 @@ class Manifest:
         yield from problems(self.settings)
         for part in self.parts:
             yield from _loop_problems(part)
+        if self.task == DIFFUSE:  # each part is called by itself
+            shapes = {part.name: {name: port.shape for name, port in part.inputs.items()} for part in self.parts}
+            yield from call_problems(self.settings.get("calls"), shapes)
+            return
         ports: dict[str, tuple[str, Port]] = {}
         for part in self.parts:
             for name, port in part.inputs.items():
@@ -169,14 +175,14 @@ class Manifest:
         together."""
         path = folder / FILE
         if not path.is_file():
-            raise BuilderError(USAGE, f"{folder}: holds no parts of a model (it has no {FILE})")
+            raise UsageError(f"{folder}: holds no parts of a model (it has no {FILE})")
         try:
             found = read_json(path)
             if found["format"] != FORMAT:
                 raise ValueError(f"format {found['format']}, expected {FORMAT}")
             manifest = cls.of(found)
         except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
-            raise BuilderError(MODEL_AT_FAULT, f"{path}: cannot be read ({error!r}); build the model again") from error
+            raise ModelFaultError(f"{path}: cannot be read ({error!r}); build the model again") from error
         return manifest.check(str(path))
 
     @classmethod
@@ -198,7 +204,7 @@ class Manifest:
 def _port(found: Mapping[str, Any]) -> Port:
     shape = found["shape"]
     if not isinstance(found["dtype"], str) or not all(isinstance(dim, (int, str)) for dim in shape):
-        raise ValueError(f"{found} is no tensor")
+        raise ValueError(f"{found} is not a tensor")
     return Port(found["dtype"], tuple(shape))
 
 

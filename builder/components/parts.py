@@ -1,7 +1,5 @@
 """A part of a model as a Torch module, and its way to an ONNX file with ports that the manifest states."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +9,10 @@ import onnx
 import torch
 
 from trt_nvfp4.builder.components.manifest import Loop, Part, Port
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.errors import ModelFaultError
 from trt_nvfp4.builder.export.huggingface import OPSET, quiet, reason_of
 from trt_nvfp4.builder.export.torch_module import save, traced
-from trt_nvfp4.builder.onnx_file import EXPORTED, read
+from trt_nvfp4.builder.model.onnx_file import EXPORTED, read
 from trt_nvfp4.calibration.samples.samples import dimension
 
 
@@ -34,26 +32,37 @@ class TorchPart:
     translations: Mapping[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     loop: Loop | None = None
+    #: Dimensions in `dynamic` that torch.export fixes are static, too.
+    as_far_as_possible: bool = False
 
     def export(self, where: str, folder: Path) -> Part:
-        """Write `folder`/`name`.onnx; `where` is for messages. Raises BuilderError (model) where torch.onnx cannot."""
+        """Write `folder`/`name`.onnx; `where` is for messages. Raises ModelFaultError where torch.onnx cannot."""
         dims: dict[str, Any] = {}
+        made = (lambda _: torch.export.Dim.AUTO) if self.as_far_as_possible else torch.export.Dim
         axes = [
-            {axis: dims.setdefault(dim, torch.export.Dim(dim)) for axis, dim in self.dynamic.get(name, {}).items()}
+            {axis: dims.setdefault(dim, made(dim)) for axis, dim in self.dynamic.get(name, {}).items()}
             for name in self.inputs
         ]
         with quiet():
             try:
                 program = traced(_Varied(self.module), self.inputs, (tuple(axes),), self.opset, self.translations)
             except Exception as error:  # the exporter raises types of its own for whatever it cannot translate
-                raise BuilderError(
-                    MODEL_AT_FAULT,
+                raise ModelFaultError(
                     f"{where}: torch.onnx cannot export the part {self.name!r}: "
-                    f"{reason_of(error.__cause__ or error, self.module)}",
+                    f"{reason_of(error.__cause__ or error, self.module)}"
                 ) from error
             destination = folder / f"{self.name}.onnx"
             save(program, self.module, self.outputs, {EXPORTED: where, **self.metadata}, destination)
-        return described(self.name, destination, self.loop)
+        part = described(self.name, destination, self.loop)
+        for name, named in self.dynamic.items():
+            for axis, dim in named.items():
+                size = part.inputs[name].shape[axis]
+                if isinstance(size, int) and not self.as_far_as_possible:
+                    raise ModelFaultError(
+                        f"{where}: torch.onnx fixes the {dim} of {name} of the part {self.name!r} at the {size} of the "
+                        "example; give a Python file with parts whose code does not depend on it (model.py:components)"
+                    )
+        return part
 
 
 class _Varied(torch.nn.Module):

@@ -1,29 +1,27 @@
 """Runs a model of parts: images, sound or text and a prompt in, text out; or tensors in and out."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
-from trt_nvfp4.builder.components.chain import Values, check_array, check_given, put_all, run_chain, run_part
+from trt_nvfp4.builder.components.chain import Values, check_array, put_all, run_part, run_whole
 from trt_nvfp4.builder.components.check import before_decoding, encoding_parts
 from trt_nvfp4.builder.components.decoding import PartsRunner
-from trt_nvfp4.builder.components.devices.device import Device, decoder_of_parts, numpy_type
+from trt_nvfp4.builder.components.devices.device import Device, numpy_type
+from trt_nvfp4.builder.components.devices.onnx_device import decoder_of_parts
 from trt_nvfp4.builder.components.devices.open import open_device
 from trt_nvfp4.builder.components.images import Image, Preprocessing
 from trt_nvfp4.builder.components.manifest import FILE, Manifest
 from trt_nvfp4.builder.components.prompts import padded, with_features
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
-from trt_nvfp4.builder.export.decoder_contract import IDS
+from trt_nvfp4.builder.errors import ModelFaultError, UsageError
 from trt_nvfp4.builder.generate.generator import Generation, Prompt, Result, Timings
 from trt_nvfp4.builder.generate.loop import Finish, generate_ids
 from trt_nvfp4.builder.generate.open import RunnerName, tokenizer_folder
 from trt_nvfp4.builder.generate.sampling import Sampling
 from trt_nvfp4.builder.generate.tokenizer import Tokenizer
+from trt_nvfp4.builder.model.decoder_contract import IDS
 
 
 class Pipeline:
@@ -48,22 +46,20 @@ class Pipeline:
         self._runner = PartsRunner(self._device, self.manifest, decoder_of_parts(self.folder)) if generates else None
         self.runs_on = self._device.name
 
-    def __enter__(self) -> Pipeline:
+    def __enter__(self) -> "Pipeline":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
     def capacity(self) -> int:
-        """Tokens that the caches hold. Raises BuilderError (usage) for a model without a decoder."""
+        """Tokens that the caches hold. Raises UsageError for a model without a decoder."""
         return self._decoding().decoder.capacity
 
     def _decoding(self) -> PartsRunner:
         if self._runner is None:
-            raise BuilderError(USAGE, f"{self.folder}: this model has no decoder: call run")
+            raise UsageError(f"{self.folder}: this model has no decoder: call run")
         return self._runner
 
     def close(self) -> None:
@@ -73,31 +69,34 @@ class Pipeline:
         self._device.close()
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs of a model without a decoder, by "part.name". Raises BuilderError (usage) for other inputs."""
+        """The outputs of a model without a decoder, by "part.name". Raises UsageError for other inputs."""
         if self._runner is not None:
-            raise BuilderError(USAGE, f"{self.folder}: this model generates tokens: call generate")
-        check_given(self.manifest, inputs)
-        given = put_all(self._device, self.manifest, inputs)
-        values = run_chain(self._device, self.manifest, given)
-        return {name: self._device.get(values[name]) for name in self.manifest.results()}
+            raise UsageError(f"{self.folder}: this model generates tokens: call generate")
+        return run_whole(self._device, self.manifest, inputs)
+
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        """The text's tokens, by the tokenizer beside the parts. Raises BuilderError as `Tokenizer`."""
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(self._tokenizer_folder)
+        return self._tokenizer.encode(text, special_tokens)
 
     def embed(
         self, texts: str | Sequence[str] = (), images: np.ndarray | Sequence[Image] | None = None
     ) -> dict[str, np.ndarray]:
-        """Of a pair of encoders (CLIP, SigLIP): `text_embeds` of one text or several and `image_embeds` of images,
-        either or both, each of length 1. Images as for `generate`; similarities are their products, and the manifest's
-        settings say by what to scale them. Raises BuilderError (usage) for another model, where nothing is given, and
-        for texts that are too long."""
+        """`text_embeds` of one text or several and `image_embeds` of images, either or both, each of length 1, by a
+        pair of encoders (CLIP, SigLIP). Images as for `generate`; similarities are products of the two, scaled as the
+        manifest's settings state. Raises UsageError for another model, where nothing is given, and for texts that are
+        too long."""
         known = self.manifest.settings.get("embeds")
         if known is None:
-            raise BuilderError(USAGE, f"{self.folder}: this model is no pair of encoders: call run or generate")
+            raise UsageError(f"{self.folder}: this model is not a pair of encoders: call run or generate")
         given: dict[str, np.ndarray] = {}
         if texts:
             ids = self._encoded(texts, 0)
             longest, padding = known["longest"], known["padding"]
             if wrong := [len(row) for row in ids if not 1 <= len(row) <= longest]:
                 shorter = "; shorten it" if wrong[0] else ""
-                raise BuilderError(USAGE, f"a text has {wrong[0]} tokens, expected 1 to {longest}{shorter}")
+                raise UsageError(f"a text has {wrong[0]} tokens, expected 1 to {longest}{shorter}")
             if padding is not None:
                 ids = [[*row, *[padding] * (longest - len(row))] for row in ids]
             given[IDS], given["attention_mask"] = padded(ids)
@@ -105,7 +104,7 @@ class Pipeline:
         if pixels is not None:
             given["pixel_values"] = pixels
         if not given:
-            raise BuilderError(USAGE, "there is nothing to embed: give texts or images")
+            raise UsageError("there is nothing to embed: give texts or images")
         ports = self.manifest.given()
         for name, array in given.items():
             check_array(name, array, ports[name])
@@ -130,22 +129,23 @@ class Pipeline:
         seed: int | None = None,
         stop: Sequence[int] | None = None,
     ) -> Result:
-        """What follows each prompt; greedy by default.
+        """Continues each prompt; greedy by default.
 
         `images`: files, uint8 pixels [height, width, 3] or Pillow's images; or one array of pixel values, [images, ...]
         as the model's image processor gives them. They come in the order in which the prompts name them: each image's
         token stands once, and is repeated as often as the image has features, or stands as often already. Where no
         prompt names one and there is an image for each, they are put as the model's processor puts them. A model with
         an encoder reads the prompts, or `sound` ([batch, bins, frames] or [batch, samples]), or images, and begins with
-        `start_tokens` (default: the model's own). Raises BuilderError (usage) for what does not fit.
+        `start_tokens` (default: the model's own). Raises UsageError for inputs that do not fit.
         """
         runner = self._decoding()
-        pixels = self._pixels(images)
+        hears = bool(self.manifest.settings.get("hears"))
+        pixels = sound if hears else self._pixels(images)
         texts = self._encoded(prompts, 0 if pixels is None else len(pixels))
         begun = time.perf_counter()
         if "image" in self.manifest.settings:
-            if sound is not None:
-                raise BuilderError(USAGE, f"{self.folder}: this model takes no sound")
+            if (images if hears else sound) is not None:
+                raise UsageError(f"{self.folder}: this model takes no {'images' if hears else 'sound'}")
             texts = self._see(runner, texts, pixels)
         else:
             texts = self._read(runner, texts, sound, pixels, start_tokens)
@@ -153,7 +153,8 @@ class Pipeline:
         finish: list[Finish] = ["length"] * len(texts)
         first: float | None = None
         stops = runner.decoder.eos_token_ids if stop is None else stop
-        for tokens in generate_ids(runner, texts, max_new_tokens, Sampling(temperature, top_k, top_p, seed), stops):
+        sampling = Sampling(temperature, top_k, top_p, seed)
+        for tokens in generate_ids(runner, texts, max_new_tokens, sampling, stops):
             first = time.perf_counter() if first is None else first
             for token in tokens:
                 found[token.sequence].append(token.id)
@@ -162,7 +163,8 @@ class Pipeline:
         total = sum(map(len, found))
         later = total - len(texts)
         timings = Timings(first - begun, later / (time.perf_counter() - first) if later else None, total)
-        shown = ["" if self._tokenizer is None else self._tokenizer.decode(tokens) for tokens in found]
+        kept = [tokens[:-1] if why == "stop" else tokens for tokens, why in zip(found, finish, strict=True)]
+        shown = ["" if self._tokenizer is None else self._tokenizer.decode(tokens) for tokens in kept]
         generations = [Generation(*fields) for fields in zip(texts, found, shown, finish, strict=True)]
         return Result(generations, timings, self.runs_on)
 
@@ -176,17 +178,19 @@ class Pipeline:
             for each in images if one_by_one else [images]:
                 check_array(name, each, port)
         elif images is not None:
-            expected = f"[images, {', '.join(map(str, port.shape if one_by_one else port.shape[1:]))}]"
-            raise BuilderError(USAGE, f"images are {list(images.shape)}, expected {expected} ({name})")
+            expected = f"[count, {', '.join(map(str, port.shape if one_by_one else port.shape[1:]))}]"
+            what = "sound is" if self.manifest.settings.get("hears") else "images are"
+            raise UsageError(f"{what} {list(images.shape)}, expected {expected} ({name})")
         count = 0 if images is None else len(images)
-        texts = [list(text) for text in with_features(texts, count, image["token_id"], image["tokens"])]
+        token = image["token_id"]
+        spelt = "" if self._tokenizer is None else str(self._tokenizer.wrapped.convert_ids_to_tokens(token))
+        texts = [list(text) for text in with_features(texts, count, token, image["tokens"], spelt)]
         longest = max(map(len, texts), default=0)
         if longest > runner.longest_step and (count or self.manifest.settings["groups"] == "prompt"):
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 f"{self.folder}: a prompt has {longest} tokens, those of images included, and one step of the decoder "
                 f"takes {runner.longest_step}: such a prompt cannot be taken in pieces; shorten it, or "
-                "build the model with longer prompts (--max-shapes)",
+                "build the model with longer prompts (--max-shapes)"
             )
         if images is None:
             # The embedding looks no feature up, and takes some all the same.
@@ -211,7 +215,7 @@ class Pipeline:
         }
 
     def _features(self, name: str, pixels: np.ndarray) -> dict[str, object]:
-        """What the vision encoder makes of images, on the device."""
+        """The vision encoder's outputs for images, on the device."""
         return before_decoding(self._device, self.manifest, put_all(self._device, self.manifest, {name: pixels}))
 
     def _pixels(self, images: np.ndarray | Sequence[Image] | None) -> np.ndarray | None:
@@ -221,14 +225,13 @@ class Pipeline:
             return images  # type: ignore[return-value]
         settings = self.manifest.settings
         if "preprocessing" not in settings:
-            raise BuilderError(USAGE, f"{self.folder}: this model takes no images")
+            raise UsageError(f"{self.folder}: this model takes no images")
         if isinstance(images, (str, Path)) or not len(images):
-            raise BuilderError(USAGE, "images: expected a list of one image or more")
+            raise UsageError("images: expected a list of one image or more")
         if settings["preprocessing"] is None:
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 f"{self.folder}: the manifest does not describe the model's image processor "
-                f"({settings.get('no_preprocessing')}); give the pixel values that it makes, one float array",
+                f"({settings.get('no_preprocessing')}); give the pixel values that it makes, one float array"
             )
         preprocessing = Preprocessing.of(settings["preprocessing"])
         return np.stack([preprocessing(image) for image in images])
@@ -241,20 +244,18 @@ class Pipeline:
         pixels: np.ndarray | None,
         start_tokens: Sequence[int] | None,
     ) -> list[list[int]]:
-        """Run the encoder; what the decoder begins with."""
+        """Run the encoder; returns the tokens that the decoder begins with."""
         source = self.manifest.settings.get("source")
         if source is None:
-            raise BuilderError(
-                MODEL_AT_FAULT, f"{self.folder / FILE}: does not say what the encoder reads (source); build it again"
-            )
+            raise ModelFaultError(f"{self.folder / FILE}: does not say what the encoder reads (source); build it again")
         given = {"text": texts or None, "sound": sound, "images": pixels}
         if [kind for kind, value in given.items() if value is not None] != [source]:
             what = "prompts" if source == "text" else source
-            raise BuilderError(USAGE, f"{self.folder}: this model reads {what}, and nothing else")
+            raise UsageError(f"{self.folder}: this model reads {what}, and nothing else")
         arrays: dict[str, np.ndarray]
         if source == "text":
             if not all(texts):
-                raise BuilderError(USAGE, "a prompt is empty: give text to read")
+                raise UsageError("a prompt is empty: give text to read")
             ids, mask = padded(texts)
             arrays = {IDS: ids, "attention_mask": mask}
         else:
@@ -278,9 +279,7 @@ class Pipeline:
         """The prompt's tokens; `around`: what stands before and behind a text that does not name its image itself."""
         if not isinstance(prompt, str):
             return [int(token) for token in prompt]  # type: ignore[attr-defined]
-        if self._tokenizer is None:
-            self._tokenizer = Tokenizer(self._tokenizer_folder)
-        ids = self._tokenizer.encode(prompt)
+        ids = self.encode(prompt)
         if around is None or self.manifest.settings["image"]["token_id"] in ids:
             return ids
-        return self._tokenizer.encode(prompt.join(around), special_tokens=False)
+        return self.encode(prompt.join(around), special_tokens=False)

@@ -1,11 +1,10 @@
-"""What a directory's processor does to images and prompts, described so that the device needs no transformers for it.
+"""Describes a directory's processor of images and prompts, so that the device needs no transformers for it.
 
-A description is kept only where it gives what the processor itself gives, on an image and a prompt that are tried here.
+A description is kept only where it gives the same as the processor itself, on an image and a prompt that are tried.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from trt_nvfp4.builder.components.images import Patches, Preprocessing
 from trt_nvfp4.builder.export.huggingface import quiet
 from trt_nvfp4.common.limited import LimitError, limited
-from trt_nvfp4.common.tokenizers import render_chats, tokenized
+from trt_nvfp4.common.tokenizers import TemplateError, no_panics, render_chats, tokenized
 
 #: One image is one run of the encoder: no tiles beside the whole image.
 _WHOLE = {"do_image_splitting": False, "crop_to_patches": False, "do_pan_and_scan": False}
@@ -30,8 +29,8 @@ _FILES = ("preprocessor_config.json", "processor_config.json")
 
 @dataclass(frozen=True)
 class Described:
-    """`preprocessing`: None where `reason` says why. `prompt`: what stands before and behind a prompt with one image,
-    the image's token once; None for a model whose processor could not be asked."""
+    """`preprocessing`: None where `reason` says why. `prompt`: the text before and behind a prompt with one image, with
+    the image's token once; None where the processor gave none."""
 
     preprocessing: Preprocessing | None
     prompt: tuple[str, str] | None
@@ -79,8 +78,9 @@ def _loaded(directory: Path) -> Any:
 
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
-        return transformers.AutoProcessor.from_pretrained(directory, **options)
-    except Exception:  # of a directory with an image processor alone
+        with no_panics():
+            return transformers.AutoProcessor.from_pretrained(directory, **options)
+    except Exception:  # of a directory with only an image processor
         return transformers.AutoImageProcessor.from_pretrained(directory, **options)
 
 
@@ -89,7 +89,7 @@ def _known(own: Any) -> dict[str, Any]:
 
 
 def _stated(own: Any, size: tuple[int, int], patched: bool) -> Preprocessing:
-    """What the processor's attributes say. Raises ValueError for what has no description here."""
+    """The processor's attributes as a description. Raises ValueError for what has no description here."""
     resample = _PILLOW.get(int(own.resample))
     if resample is None:
         raise ValueError(f"resampling {own.resample!r} is not described")
@@ -134,8 +134,8 @@ def _compare(own: Any, image: np.ndarray, described: Preprocessing) -> None:
 
 
 def _prompt(processor: Any, image: np.ndarray, image_token: int) -> tuple[str, str] | None:
-    """What the processor puts around a prompt with one image, collapsed to one token for the image. Raises LimitError
-    for a tokenizer or a template without an end."""
+    """The text that the processor puts around a prompt with one image, which is one token in it. Raises LimitError for
+    a tokenizer or a template that does not end."""
     texts = _texts(processor)  # not in `tried`, whose time depends on their length
 
     def tried() -> tuple[str, str] | None:
@@ -150,7 +150,10 @@ def _prompt(processor: Any, image: np.ndarray, image_token: int) -> tuple[str, s
 
 def _around(processor: Any, texts: Sequence[str], image: np.ndarray, image_token: int) -> tuple[str, str] | None:
     for text in texts:
-        options: Mapping[str, Any] = _known(processor.image_processor)
+        options: dict[str, Any] = _known(processor.image_processor)
+        start = processor.tokenizer.bos_token
+        if start is not None and text.startswith(start):  # as apply_chat_template does
+            options["add_special_tokens"] = False
         ids = list(processor(text=[text], images=[image], **options)["input_ids"][0])
         once = [token for at, token in enumerate(ids) if token != image_token or at == 0 or ids[at - 1] != image_token]
         if once.count(image_token) != 1:
@@ -165,9 +168,13 @@ def _around(processor: Any, texts: Sequence[str], image: np.ndarray, image_token
 
 def _texts(processor: Any) -> list[str]:
     """Prompts with one image, as a chat, or as text with the image's token in front."""
-    if getattr(processor, "chat_template", None):
-        content = [{"type": "image"}, {"type": "text", "text": _MARK}]
-        chat = [{"role": "user", "content": content}]
-        return render_chats(processor, [chat], add_generation_prompt=True)
     token = getattr(processor, "image_token", None)
-    return [_MARK] if token is None else [_MARK, f"{token}\n{_MARK}"]
+    texts = [_MARK] if token is None else [_MARK, f"{token}\n{_MARK}"]
+    if not getattr(processor, "chat_template", None):
+        return texts
+    parts = [{"type": "image"}, {"type": "text", "text": _MARK}]
+    found = []
+    for content in (parts, *texts[1:]):  # templates that take strings leave the image's token to the caller
+        with contextlib.suppress(TemplateError):
+            found += render_chats(processor, [[{"role": "user", "content": content}]], add_generation_prompt=True)
+    return found

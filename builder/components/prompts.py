@@ -1,27 +1,26 @@
 """Prompts of a model that is given images, and prompts in a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.errors import UsageError
 
 
 def with_features(
-    prompts: Sequence[Sequence[int]], images: int, image_token: int, features: int
+    prompts: Sequence[Sequence[int]], images: int, image_token: int, features: int, spelt: str = ""
 ) -> Iterator[list[int]]:
-    """The prompts with `features` tokens for every image, where each image's token stands once.
+    """The prompts with `features` tokens for every image, where each image's token, `spelt` in texts, stands once.
 
-    Raises BuilderError (usage) where the prompts name another number of images than there are.
+    Raises UsageError where the prompts name another number of images than there are.
     """
     count = sum(list(prompt).count(image_token) for prompt in prompts)
     if count not in (images, images * features):
-        raise BuilderError(
-            USAGE,
-            f"the prompts hold the image token {image_token} {count} times, and {images} images of {features} features "
-            f"were given: expected it {images} times, or {images * features} times",
+        named = f"{spelt} ({image_token})" if spelt else str(image_token)
+        raise UsageError(
+            f"the prompts hold the image token {named} {count} times, and {images} images of {features} features were "
+            f"given: expected it {images} times, or {images * features} times; where the model's processor puts it is "
+            "known only for a prompt with one image, so write it into the prompts"
         )
     once = count == images
     for prompt in prompts:

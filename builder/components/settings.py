@@ -1,15 +1,18 @@
-"""The settings of a manifest: what a task needs to know beside its parts, and what is wrong with those that a file has.
+"""The settings of a manifest, which a task needs beside its parts, and the check of those that a file has.
 
-Imports Python's library alone: the device reads manifests, too.
+Imports only Python's library: the device reads manifests, too.
 """
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _shown = reprlib.repr
+#: Methods of a pipeline's modules that become engines, and the types of what they return.
+METHODS = ("forward", "decode")
+TYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
 #: What the encoder of a model that generates may read.
 SOURCES = ("text", "sound", "images")
 #: Tokens that see each other in both directions: all of a prompt, those of one image, or none.
@@ -17,7 +20,7 @@ GROUPINGS = ("prompt", "images", None)
 
 
 def problems(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Of settings that anybody may have written, where the pipeline reads them."""
+    """Problems of settings, which anybody may have written, as far as the pipeline reads them."""
     if "embeds" in settings:
         yield from _embeds(settings["embeds"])
     if "image" in settings:
@@ -26,6 +29,8 @@ def problems(settings: Mapping[str, Any]) -> Iterator[str]:
             yield f"its groups are {_shown(groups)}, expected 'prompt', 'images' or null"
         if not _is_count(merge := settings.get("merge"), 1):
             yield f"its merge is {_shown(merge)}, expected 1 or more"
+        if type(hears := settings.get("hears", False)) is not bool:
+            yield f"its hears is {_shown(hears)}, expected true or false"
     if "source" in settings:
         if (source := settings["source"]) not in SOURCES:
             yield f"its source is {_shown(source)}, expected {', '.join(SOURCES)}"
@@ -34,8 +39,43 @@ def problems(settings: Mapping[str, Any]) -> Iterator[str]:
             yield f"its start_tokens are {_shown(tokens)}, expected tokens' numbers"
 
 
+def call_problems(calls: Any, parts: Mapping[str, Mapping[str, Sequence[int | str]]]) -> Iterator[str]:
+    """Problems of how a pipeline calls its `parts`, whose inputs have these shapes."""
+    if not isinstance(calls, dict) or sorted(calls) != sorted(parts):
+        yield f"its calls are {_shown(calls)}, expected those of {', '.join(parts)}"
+        return
+    for part, call in calls.items():
+        kinds = {"constants": dict, "types": dict, "shapes": dict}
+        if not isinstance(call, dict) or not all(isinstance(call.get(key), kind) for key, kind in kinds.items()):
+            yield f"the call of {part} is {_shown(call)}, expected its method, constants, result, types and shapes"
+        elif call.get("method") not in METHODS:
+            yield f"the method of {part} is {_shown(call.get('method'))}, expected {' or '.join(METHODS)}"
+        elif type(call.get("is_denoiser")) is not bool:
+            yield f"is_denoiser of {part} is {_shown(call.get('is_denoiser'))}, expected true or false"
+        elif not set(call["types"].values()) <= set(TYPES):
+            yield f"the types of {part} are {_shown(call['types'])}, expected some of {', '.join(TYPES)}"
+        else:
+            yield from _shape_problems(part, call["shapes"], parts[part])
+
+
+def _shape_problems(part: str, called: Any, shapes: Mapping[str, Sequence[int | str]]) -> Iterator[str]:
+    """Problems of the smallest and largest shapes of a part's calls."""
+    for name, shape in shapes.items():
+        ends = called.get(name)
+        fits = isinstance(ends, list) and len(ends) == 2 and all(_is_of(end, len(shape)) for end in ends)
+        if not fits or not all(_is_count(size) for end in ends for size in end):
+            yield f"the shapes of {part}'s input {name} are {_shown(ends)}, expected the smallest and the largest"
+        elif fixed := [
+            size for end in ends for size, dim in zip(end, shape, strict=True) if dim not in (size, str(dim))
+        ]:
+            yield (
+                f"{part} takes {name} of {list(shape)}, whose size torch.export fixes, and the pipeline calls it with "
+                f"{fixed[0]}, too; build it for one --set image-size, without --max-batch"
+            )
+
+
 def _embeds(embeds: Any) -> Iterator[str]:
-    """Of what a pair of encoders needs to know of its texts."""
+    """Problems of the settings about texts of a pair of encoders."""
     if not isinstance(embeds, dict) or not {"longest", "padding"} <= embeds.keys():
         yield "its embeds lack longest or padding"
         return
@@ -47,7 +87,7 @@ def _embeds(embeds: Any) -> Iterator[str]:
 
 
 def _image(image: Any) -> Iterator[str]:
-    """Of what a language model needs to know of the images that it is given."""
+    """Problems of the settings about images of a language model."""
     known = ("token_id", "tokens", "grid", "alone", "prompt")
     missing = known if not isinstance(image, dict) else [key for key in known if key not in image]
     if missing:
@@ -57,8 +97,8 @@ def _image(image: Any) -> Iterator[str]:
         yield f"its image's token_id is {_shown(image['token_id'])}, expected a token's number"
     if not _is_count(image["tokens"], 1):
         yield f"its image's tokens are {_shown(image['tokens'])}, expected 1 or more"
-    if type(image["alone"]) is not bool:
-        yield f"its image's alone is {_shown(image['alone'])}, expected true or false"
+    if type(image[key := "alone"]) is not bool:
+        yield f"its image's {key} is {_shown(image[key])}, expected true or false"
     grid, prompt = image["grid"], image["prompt"]
     if grid is not None and not (_is_of(grid, 3) and all(_is_count(size, 1) for size in grid)):
         yield f"its image's grid is {_shown(grid)}, expected three numbers of patches or null"

@@ -1,6 +1,4 @@
-"""What a model of several parts is made from: modules, what flows between them, and what the original computes."""
-
-from __future__ import annotations
+"""The source of a model of several parts: modules, the flows between them, and the original's results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +10,9 @@ import torch
 
 from trt_nvfp4.builder.components.manifest import Flow
 from trt_nvfp4.builder.components.parts import TorchPart
-from trt_nvfp4.builder.export.huggingface import is_model_directory
-from trt_nvfp4.common.json_text import read_json
+from trt_nvfp4.builder.export.huggingface import TEXT
+from trt_nvfp4.builder.model.model_files import is_model_directory, is_pipeline, is_policy
+from trt_nvfp4.common.model_config import read_config
 
 #: How the names of classes end that generate from an encoder, or from images and text.
 _GENERATING = ("ForConditionalGeneration", "MTModel", "VisionEncoderDecoderModel")
@@ -23,7 +22,7 @@ _MORE_PAIRS = ("VisionTextDualEncoderModel", "GroupViTModel", "OwlViTModel", "Ow
 
 @dataclass(frozen=True)
 class Example:
-    """Inputs of the whole, and what the original makes of them: with a decoder, `logits` of the last token of one
+    """Inputs of the whole, and the original's results for them: with a decoder, `logits` of the last token of one
     sequence, by its number and its tokens so far; without one, `outputs` by "part.name"."""
 
     inputs: Mapping[str, np.ndarray]
@@ -32,6 +31,10 @@ class Example:
     outputs: Mapping[str, np.ndarray] = field(default_factory=dict)
     #: A token that stands for something else than itself, which the original cannot read back.
     placeholder: int | None = None
+    #: What parts on a device make of the inputs, in the order of `outputs`, where no chain runs them.
+    run: Callable[..., list[np.ndarray]] | None = None
+    #: The relative error that 16 bits make in the original itself, against float32, where that may be large.
+    rounding: Callable[[], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,15 +69,19 @@ def _is_pair(name: str) -> bool:
 
 
 def is_of_parts(path: Path, task: str = "auto") -> bool:
-    """Whether a Hugging Face directory's model is one of several graphs, by its configuration."""
-    if task == "features" or not is_model_directory(path):
+    """Whether the model of a Hugging Face directory, or a policy, is one of several graphs, by its configuration."""
+    if is_policy(path) or is_pipeline(path):
+        return True
+    if task in ("features", TEXT) or not is_model_directory(path):
         return False
     try:
-        config = read_json(path / "config.json")
+        config = read_config(path)
         names = [str(name) for name in config.get("architectures") or ()]
     except (ValueError, AttributeError, TypeError):  # said where it is read
         return False
     of_images = "vision_config" in config
     if of_images and "text_config" in config and any(map(_is_pair, names)):
         return True
-    return (of_images or bool(config.get("is_encoder_decoder"))) and any(n.endswith(_GENERATING) for n in names)
+    return (of_images or "audio_config" in config or bool(config.get("is_encoder_decoder"))) and any(
+        n.endswith(_GENERATING) for n in names
+    )

@@ -1,7 +1,5 @@
 """Parts that the user's Python file gives: `model.py:components`, a function that returns components by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trt_nvfp4.builder.components.manifest import Flow, Loop
 from trt_nvfp4.builder.components.parts import TorchPart
 from trt_nvfp4.builder.components.source import Example, Source, as_array
-from trt_nvfp4.builder.errors import USAGE, BuilderError, first_line
+from trt_nvfp4.builder.errors import BuilderError, UsageError, first_line
 from trt_nvfp4.calibration.samples.python_loader import split_function
 from trt_nvfp4.common.user_code import running
 
@@ -44,8 +42,8 @@ def is_python_file(path: Path) -> bool:
 def of_file(path: Path, computed: bool = True) -> Source:
     """Run the user's file and take its components.
 
-    Without `computed`, what flows between them has its shapes and no values, which large modules take minutes for.
-    Raises BuilderError (usage), naming the file, where a component is not one.
+    Without `computed`, tensors between them have shapes and no values, which take large modules minutes.
+    Raises UsageError, naming the file, where a component is not one.
     """
     file, function = split_function(path)
     found = _components(file, function or DEFAULT)
@@ -60,8 +58,8 @@ def of_file(path: Path, computed: bool = True) -> Source:
             if isinstance(source, str):
                 if source not in values:
                     known = ", ".join(values) or "nothing yet"
-                    raise BuilderError(
-                        USAGE, f"{where}: the input {target} comes from {source!r}, and there is {known} before it"
+                    raise UsageError(
+                        f"{where}: the input {target} comes from {source!r}, and there is {known} before it"
                     )
                 flows.append(Flow(source, f"{name}.{target}"))
                 inputs[target] = values[source]
@@ -112,10 +110,9 @@ def _run(where: str, part: TorchPart) -> dict[str, torch.Tensor]:
     for turn in range(loop.times):
         for name, numbers in loop.values.items():
             if name not in inputs or len(numbers) != loop.times:
-                raise BuilderError(
-                    USAGE,
+                raise UsageError(
                     f"{where}: its loop gives {len(numbers)} numbers to {name!r}, and runs {loop.times} times over "
-                    f"{', '.join(inputs)}",
+                    f"{', '.join(inputs)}"
                 )
             inputs[name] = torch.full_like(inputs[name], numbers[turn])
         try:
@@ -123,20 +120,16 @@ def _run(where: str, part: TorchPart) -> dict[str, torch.Tensor]:
                 results = part.module(*inputs.values())
         except Exception as error:  # whatever the user's module raises
             given = ", ".join(f"{name} {_type(tensor)}" for name, tensor in inputs.items())
-            raise BuilderError(USAGE, f"{where}: does not run on {given}: {first_line(error)}") from error
+            raise UsageError(f"{where}: does not run on {given}: {first_line(error)}") from error
         if len(results) != len(part.outputs):
-            raise BuilderError(
-                USAGE, f"{where}: returns {len(results)} tensors, and `outputs` names {len(part.outputs)}"
-            )
+            raise UsageError(f"{where}: returns {len(results)} tensors, and `outputs` names {len(part.outputs)}")
         found = dict(zip(part.outputs, results, strict=True))
         for output, target in loop.carry.items():
             if output not in found or target not in inputs:
-                raise BuilderError(USAGE, f"{where}: its loop carries {output!r} into {target!r}, and it has no such")
+                raise UsageError(f"{where}: its loop carries {output!r} into {target!r}, and it has no such")
             if not _fits(found[output], inputs[target], part.dynamic.get(target, {})):
                 taken, made = _type(inputs[target]), _type(found[output])
-                raise BuilderError(
-                    USAGE, f"{where}: its loop carries {output!r}, {made}, into {target!r}, which takes {taken}"
-                )
+                raise UsageError(f"{where}: its loop carries {output!r}, {made}, into {target!r}, which takes {taken}")
             inputs[target] = found[output]
     return found
 
@@ -157,19 +150,19 @@ def _type(tensor: torch.Tensor) -> str:
 
 def _components(file: Path, function: str) -> dict[str, Component]:
     if not file.is_file():
-        raise BuilderError(USAGE, f"{file}: no such file")
+        raise UsageError(f"{file}: no such file")
     try:
         with running(file, "components") as module:
             make: Any = getattr(module, function, None)
             if not callable(make):
-                raise BuilderError(USAGE, f"{file}: has no function {function!r}; name another with {file}:FUNCTION")
+                raise UsageError(f"{file}: has no function {function!r}; name another with {file}:FUNCTION")
             found = make()
     except BuilderError:
         raise
     except (Exception, SystemExit) as error:  # whatever the user's file raises
-        raise BuilderError(USAGE, f"{file}: does not run: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{file}: does not run: {type(error).__name__}: {error}") from error
     if not isinstance(found, Mapping) or not found or not all(isinstance(each, Component) for each in found.values()):
-        raise BuilderError(
-            USAGE, f"{file}:{function} must return components by name: {{'vision': trt_nvfp4.Component(...), ...}}"
+        raise UsageError(
+            f"{file}:{function} must return components by name: {{'vision': trt_nvfp4.Component(...), ...}}"
         )
     return dict(found)

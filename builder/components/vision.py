@@ -1,45 +1,33 @@
 """The vision encoder of a vision-language model, images of one size in, features of a fixed number of tokens out."""
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.errors import ModelFaultError, UsageError
+from trt_nvfp4.builder.export.fixed_sizes import ImageSize
 from trt_nvfp4.common.json_text import read_json
 
-PIXELS, FEATURES, DEEPSTACK = "pixel_values", "image_features", "deepstack"
-
-
-@dataclass(frozen=True)
-class ImageSize:
-    """Height and width in pixels."""
-
-    height: int
-    width: int
-
-    @classmethod
-    def parse(cls, text: str) -> ImageSize:
-        """`HxW`, or one number for both. Raises BuilderError (usage)."""
-        parts = text.split("x")
-        if len(parts) > 2 or not all(part.isdecimal() and 0 < int(part) < 1 << 16 for part in parts):
-            raise BuilderError(USAGE, f"--image-size {text!r}: expected HEIGHTxWIDTH in pixels, such as 448x448")
-        return cls(int(parts[0]), int(parts[-1]))
+PIXELS, SOUND, FEATURES, DEEPSTACK = "pixel_values", "input_features", "image_features", "deepstack"
+# Names of masks of padded frames.
+_SOUND_MASKS = ("input_features_mask", "feature_attention_mask")
+T = TypeVar("T")
 
 
 class Vision(torch.nn.Module):
     """pixel_values [images, channels, height, width] -> image_features [images, tokens, hidden]."""
 
+    #: What it takes, by its name in the model's own forward.
+    input = PIXELS
     grid: tuple[int, int, int] | None = None
     #: Whether it takes the pixels of one image in a run, not a batch of images.
-    alone = False
+    one_by_one = False
     #: How many further outputs there are, one per layer of the language model that has features added.
     deepstack = 0
 
@@ -60,14 +48,27 @@ class Vision(torch.nn.Module):
         return int(self.example.shape[-2]), int(self.example.shape[-1])
 
 
+class LoneVision(Vision):
+    """pixel_values [channels, height, width] of one image -> image_features [1, tokens, hidden]: the model's code takes
+    a batch of features apart (LLaVA's), which fixes how many there are."""
+
+    one_by_one = True
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return super().forward(pixels[None])
+
+    def original(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {PIXELS: pixels[None]}
+
+
 class IdeficsVision(Vision):
-    """The model drops images of zeros alone by their values; here there are none to drop."""
+    """The model drops images that are all zeros; here no image is dropped."""
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         inner = self.model.model
         patch = inner.config.vision_config.patch_size
         size = (pixels.shape[0], pixels.shape[2] // patch, pixels.shape[3] // patch)
-        # Of an all-true mask, which positions alone follow from.
+        # All true: only positions follow from the mask.
         hidden = inner.vision_model(
             pixel_values=pixels, patch_attention_mask=torch.ones(size, dtype=torch.bool, device=pixels.device)
         ).last_hidden_state
@@ -81,7 +82,7 @@ class TiledVision(Vision):
     """pixel_values [tiles, channels, height, width] of one image, the whole image first -> image_features [1, tokens,
     hidden]. How many tiles there are and where features are cut off or begin a new line follows from its size."""
 
-    alone = True
+    one_by_one = True
 
     def __init__(self, model: Any, size: ImageSize) -> None:
         from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
@@ -108,13 +109,12 @@ class SizedVision(Vision):
     """pixel_values [channels, height, width] of one image -> image_features [1, tokens, hidden]: a tower that takes
     images of any size (Pixtral's), for one size."""
 
-    alone = True
+    one_by_one = True
 
     def __init__(self, model: Any, size: ImageSize | None) -> None:
         vision, merge = model.config.vision_config, getattr(model.config, "spatial_merge_size", 1)
         step = vision.patch_size * merge
-        usual = max(min(448, vision.image_size) // step, 1) * step
-        size = _checked(size or ImageSize(usual, usual), vision.patch_size, merge)
+        size = _checked(size or _usual(448, vision.image_size, step), vision.patch_size, merge)
         super().__init__(model, torch.rand(vision.num_channels, size.height, size.width, dtype=_dtype(model)))
         self.size = (size.height, size.width)
 
@@ -128,9 +128,9 @@ class SizedVision(Vision):
 
 class PatchVision(Vision):
     """pixel_values [patches, values of a patch] of one image -> image_features [1, tokens, hidden], and
-    deepstack_features.{n} of the same shape. What depends on the image's size alone is constant."""
+    deepstack_features.{n} of the same shape. What depends only on the image's size is constant."""
 
-    alone = True
+    one_by_one = True
 
     def __init__(self, model: Any, size: ImageSize) -> None:
         vision = model.config.vision_config
@@ -160,8 +160,8 @@ class PatchVision(Vision):
         return self.grid[1] * patch, self.grid[2] * patch
 
     def _of_the_grid(self) -> dict[str, Any]:
-        """What transformers would compute from the grid, which a graph cannot. Lengths are NumPy's, which are no
-        tensors to trace."""
+        """Values that transformers would compute from the grid, which a graph cannot. Lengths are NumPy arrays, which
+        are not traced."""
         from transformers import vision_utils
 
         visual, grid = self.model.model.visual, torch.tensor([self.grid])
@@ -188,7 +188,7 @@ class PatchVision(Vision):
         return found
 
     def _of_the_table(self) -> torch.Tensor | None:
-        """What GLM-4V adds to patches: its table of positions, sampled at the grid's."""
+        """GLM-4V's table of positions, sampled at the grid's, which it adds to patches."""
         visual = self.model.model.visual
         if not hasattr(visual, "embeddings"):
             return None
@@ -203,6 +203,137 @@ class PatchVision(Vision):
                 places[:, 1],
             )
         return found
+
+
+class PooledVision(Vision):
+    """pixel_values [patches, values of a patch] of one image -> image_features [1, tokens, hidden]: a tower that pools
+    squares of patches (Gemma 4's), for one size."""
+
+    one_by_one = True
+
+    def __init__(self, model: Any, size: ImageSize | None) -> None:
+        vision = model.config.vision_config
+        most, step = vision.position_embedding_size * vision.patch_size, vision.patch_size * vision.pooling_kernel_size
+        size = _checked(size or _usual(768, most, step), vision.patch_size, vision.pooling_kernel_size)
+        if max(size.height, size.width) > most:
+            raise UsageError(
+                f"--set image-size={size.height}x{size.width}: the model's table of positions is for at most {most} "
+                "pixels in each direction"
+            )
+        rows, columns = size.height // vision.patch_size, size.width // vision.patch_size
+        super().__init__(model, torch.rand(rows * columns, 3 * vision.patch_size**2, dtype=_dtype(model)))
+        self.size, self.tokens = (size.height, size.width), rows * columns // vision.pooling_kernel_size**2
+        self.places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1)[None]
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        inner = self.model.model
+        tower, padding = inner.vision_tower, torch.zeros(self.places.shape[:2], dtype=torch.bool)
+        hidden = tower.patch_embedder(pixels[None], self.places, padding)
+        hidden = tower.encoder(hidden, attention_mask=None, pixel_position_ids=self.places).last_hidden_state
+        pooled, _ = tower.pooler(hidden, self.places, padding, self.tokens)
+        if tower.config.standardize:
+            pooled = (pooled - tower.std_bias.float()) * tower.std_scale.float()
+        return (inner.embed_vision(inputs_embeds=pooled.to(pixels.dtype)),)
+
+    def original(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {PIXELS: pixels[None], "image_position_ids": self.places}
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        return self.size
+
+
+class Hearing(Vision):
+    """input_features [chunks, bins, frames], spectrograms of one length, no padding -> image_features [chunks, tokens,
+    hidden]: the encoder of sound that takes the vision encoder's place."""
+
+    input = SOUND
+
+    def __init__(self, model: Any, directory: Path) -> None:
+        audio = model.config.audio_config
+        super().__init__(model, torch.rand(2, audio.num_mel_bins, _frames(model, directory), dtype=_dtype(model)))
+
+    def forward(self, sound: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        features = self._features(sound)
+        return (features.reshape(sound.shape[0], -1, features.shape[-1]),)
+
+    def _features(self, sound: torch.Tensor) -> torch.Tensor:
+        inner = self.model.model
+        if not hasattr(inner, "get_audio_features"):  # Qwen2-Audio
+            projected: torch.Tensor = inner.multi_modal_projector(inner.audio_tower(sound).last_hidden_state)
+            return projected
+        with _EverythingCounts():
+            found: torch.Tensor = inner.get_audio_features(sound, *self._mask(sound).values()).pooler_output
+        return found
+
+    def _mask(self, sound: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A mask of frames without padding, by its name in the model's own forward, where it takes one."""
+        takes = inspect.signature(self.model.forward).parameters
+        shape = (sound.shape[0], sound.shape[-1])
+        return {name: torch.ones(shape, dtype=torch.int64) for name in _SOUND_MASKS if name in takes}
+
+    def original(self, sound: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {SOUND: sound, **self._mask(sound)}
+
+    @property
+    def image_size(self) -> None:
+        return None
+
+
+class WindowedHearing(Hearing):
+    """input_features [bins, frames] of one recording -> image_features [1, tokens, hidden]: an encoder that attends
+    within windows (Qwen3-ASR's)."""
+
+    one_by_one = True
+
+    def __init__(self, model: Any, directory: Path) -> None:
+        super().__init__(model, directory)
+        self.example = self.example[0]
+        audio, frames = model.config.audio_config, self.example.shape[-1]
+        convolved = model.model.audio_tower._post_cnn_length
+        chunk = 2 * audio.n_window
+        tokens = int(convolved(torch.tensor(chunk)))
+        window, total = tokens * (audio.n_window_infer // chunk), tokens * (frames // chunk)
+        # A NumPy array is not traced.
+        self._windows = np.asarray([*range(0, total, window), total])
+
+    def forward(self, sound: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return super().forward(sound[None])
+
+    def _features(self, sound: torch.Tensor) -> torch.Tensor:
+        tower, inner = self.model.model.audio_tower, self.model.model
+        with _EverythingCounts():
+            mask = self._mask(sound)["input_features_mask"]
+            hidden = tower(sound, mask, cu_seqlens=self._windows).last_hidden_state
+        projected: torch.Tensor = inner.multi_modal_projector(hidden)
+        return projected
+
+    def original(self, sound: torch.Tensor) -> dict[str, torch.Tensor]:
+        return super().original(sound[None])
+
+
+class _EverythingCounts(TorchFunctionMode):
+    """Within, masks that select rows select all of them, so that sizes do not depend on data."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__getitem__ and getattr(args[1], "dtype", None) == torch.bool:
+            return args[0].flatten(0, args[1].ndim - 1)
+        if func is torch.Tensor.nonzero:
+            return torch.arange(args[0].numel())[:, None]
+        return func(*args, **(kwargs or {}))
+
+
+def _frames(model: Any, directory: Path) -> int:
+    """How many frames one run of the encoder of sound takes: as many as the feature extractor gives, or as the encoder
+    has positions for."""
+    stated = _of_extractor(directory)
+    audio, encoder = model.config.audio_config, model.model.audio_tower
+    if stated is not None:
+        return stated
+    if hasattr(audio, "n_window_infer"):
+        return int(4 * audio.n_window_infer)
+    positions = getattr(audio, "max_source_positions", None) or audio.max_position_embeddings
+    return int(positions * encoder.conv1.stride[0] * encoder.conv2.stride[0])
 
 
 @contextmanager
@@ -225,35 +356,43 @@ def vision_of(directory: Path, model: Any, size: ImageSize | None) -> Vision:
     """
     if hasattr(model.model, "get_rope_index") and hasattr(model.model, "visual"):
         return PatchVision(model, size or _of_processor(directory) or ImageSize(448, 448))
+    if not hasattr(model.config, "vision_config"):
+        if size is not None:
+            raise UsageError(f"--set image-size={size.height}x{size.width}: {directory} takes no images; leave it out")
+        windowed = hasattr(model.config.audio_config, "n_window_infer")
+        return (WindowedHearing if windowed else Hearing)(model, directory)
     vision = model.config.vision_config
+    if hasattr(vision, "pooling_kernel_size"):
+        return PooledVision(model, size)
     if vision.model_type == "pixtral":
         return SizedVision(model, size)
     tiled = hasattr(model.config, "image_grid_pinpoints")
     if not tiled and (further := _further_inputs(model)):
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"{directory}: the vision encoder of {type(model).__name__} takes {' and '.join(further)} beside images, "
-            "which is not known here; give a Python file with its parts (model.py:components)",
+            "which is not known here; give a Python file with its parts (model.py:components)"
         )
     stated = getattr(vision, "image_size", None)
     if stated is None:
-        raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: vision_config states no image_size; add it")
+        raise ModelFaultError(f"{directory / 'config.json'}: vision_config states no image_size; add it")
     height, width = stated if isinstance(stated, (list, tuple)) else (stated, stated)
     if tiled:
         return TiledVision(model, size or ImageSize(height, width))
     if size is not None and (size.height, size.width) != (height, width):
-        raise BuilderError(
-            USAGE,
-            f"--image-size {size.height}x{size.width}: the vision tower of {directory} takes {height}x{width} alone; "
-            "leave the option out",
+        raise UsageError(
+            f"--set image-size={size.height}x{size.width}: the vision tower of {directory} takes {height}x{width}; "
+            "leave the option out"
         )
     pixels = torch.rand(2, getattr(vision, "num_channels", 3), height, width, dtype=_dtype(model))
-    kind = IdeficsVision if model.config.model_type in ("idefics3", "smolvlm") else Vision
-    return kind(model, pixels)
+    if model.config.model_type in ("idefics3", "smolvlm"):
+        return IdeficsVision(model, pixels)
+    with torch.no_grad():
+        features = model.get_image_features(pixel_values=pixels).pooler_output
+    return Vision(model, pixels) if isinstance(features, torch.Tensor) else LoneVision(model, pixels[0])
 
 
 def _further_inputs(model: Any) -> list[str]:
-    """What the model's encoder of images must be given beside pixels, or takes as the sizes of images."""
+    """Inputs of the model's encoder of images beside pixels: those it requires, and sizes of images."""
     parameters = inspect.signature(getattr(model, "get_image_features", model.forward)).parameters
     return [
         name
@@ -265,26 +404,45 @@ def _further_inputs(model: Any) -> list[str]:
 
 
 def _checked(size: ImageSize, patch: int, merge: int) -> ImageSize:
-    """The size. Raises BuilderError (usage) where merged patches do not fill it."""
+    """The size. Raises UsageError where merged patches do not fill it."""
     step = patch * merge
     if size.height % step or size.width % step:
         merged = f", merged by {merge}" if merge > 1 else ""
-        raise BuilderError(
-            USAGE,
-            f"--image-size {size.height}x{size.width}: this vision tower takes multiples of {step} "
-            f"(patches of {patch}{merged})",
+        raise UsageError(
+            f"--set image-size={size.height}x{size.width}: this vision tower takes multiples of {step} "
+            f"(patches of {patch}{merged})"
         )
     return size
 
 
+def _usual(pixels: int, most: int, step: int) -> ImageSize:
+    """A square of about so many pixels, at most `most`, that is a multiple of `step`."""
+    side = max(min(pixels, most) // step, 1) * step
+    return ImageSize(side, side)
+
+
 def _of_processor(directory: Path) -> ImageSize | None:
     """The size that the directory's image processor states, where it states one."""
+
+    def of(stated: Mapping[str, Any]) -> ImageSize | None:
+        size = stated.get("size", {})
+        return ImageSize(int(size["height"]), int(size["width"])) if {"height", "width"} <= size.keys() else None
+
+    return _stated(directory, of)
+
+
+def _of_extractor(directory: Path) -> int | None:
+    """The number of frames of 30 s or the like that the directory's feature extractor pads sound to."""
+    return _stated(directory, lambda stated: int(stated["nb_max_frames"]) if "nb_max_frames" in stated else None)
+
+
+def _stated(directory: Path, read: Callable[[Mapping[str, Any]], T]) -> T | None:
+    """An entry of the directory's file of its processor. Raises ModelFaultError where it cannot be read."""
     file = directory / "preprocessor_config.json"
     try:
-        size = read_json(file).get("size", {}) if file.is_file() else {}
-        return ImageSize(int(size["height"]), int(size["width"])) if {"height", "width"} <= size.keys() else None
+        return read(read_json(file)) if file.is_file() else None
     except (ValueError, TypeError, AttributeError) as error:
-        raise BuilderError(MODEL_AT_FAULT, f"{file}: its size cannot be read ({error})") from error
+        raise ModelFaultError(f"{file}: its sizes cannot be read ({error})") from error
 
 
 def _stacked(features: Any) -> torch.Tensor:

@@ -1,10 +1,8 @@
 """Merges a LoRA adapter, as PEFT saves it, into the model that it was trained on."""
 
-from __future__ import annotations
-
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.errors import BuilderError, ModelFaultError, UsageError
 from trt_nvfp4.builder.export.deferred import DeferredTensor, replace_weight
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.json_text import read_json
@@ -23,6 +21,11 @@ _CONFIG, _WEIGHTS, _PREFIX = "adapter_config.json", "adapter_model.safetensors",
 _MERGE_IT = "merge it with peft (merge_and_unload), save that and give its directory"
 # The two factors of a weight's change, with A first, by their names in linears and in embeddings.
 _FACTORS = (("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B"))
+# Checkpoints of a training run put the adapter's name into the names of factors and whole weights.
+_ADAPTER = re.compile(r"(\.lora_[AB]|\.lora_embedding_[AB])\.(?!weight$)[^.]+(?=\.weight$|$)")
+_SAVED = re.compile(r"\.modules_to_save\.[^.]+\.")
+# Names of embeddings and heads in all families: their rows are tokens.
+_VOCABULARY = re.compile(r"embed|wte|lm_head|embed_out|\bhead\b")
 # Options by which more changes than weights by the product of two factors, or not for all tokens.
 _MORE_THAN_FACTORS = (
     *("use_dora", "use_qalora", "use_bdlora", "lora_bias", "target_parameters", "layer_replication"),
@@ -32,7 +35,7 @@ _MORE_THAN_FACTORS = (
 _PLAIN_BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal")
 
 
-# Of patterns of modules: names, and a few repetitions of characters. Others may take Python's matcher for ever.
+# Patterns of modules: names, and a few repetitions of characters. Others may take Python's matcher for ever.
 _PLAIN = re.compile(r"[\w.\\*+?^$|\[\]-]{1,500}")
 _MOST_REPETITIONS = 4
 
@@ -47,13 +50,13 @@ class Adapter:
     def __str__(self) -> str:
         return f"{self.directory}:{self.factor}"
 
-    def absolute(self) -> Adapter:
+    def absolute(self) -> "Adapter":
         """The same one, whatever the current folder is."""
         return replace(self, directory=self.directory.absolute())
 
     @staticmethod
-    def parse(text: str) -> Adapter:
-        """Of `DIR` or `DIR:factor`. Raises BuilderError (usage) for a factor that is no finite number."""
+    def parse(text: str) -> "Adapter":
+        """The adapter of `DIR` or `DIR:factor`. Raises UsageError for a factor that is not a finite number."""
         directory, colon, factor = text.rpartition(":")
         if not colon or Path(text).is_dir():
             return Adapter(Path(text))
@@ -62,34 +65,35 @@ class Adapter:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise BuilderError(USAGE, f"--adapter {text}: '{factor}' is not a number; give DIR or DIR:scale")
+            raise UsageError(f"--adapter {text}: '{factor}' is not a number; give DIR or DIR:scale")
         return Adapter(Path(directory), value)
 
     def modules(self) -> set[str]:
-        """The modules of the model whose weights it changes. Raises BuilderError (model) where it cannot be read."""
-        names = {_module(key) for key in self._files()}
+        """The modules of the model whose weights it changes. Raises ModelFaultError where it cannot be read."""
+        names = {_module(key) for key in self._stored(self._files())}
         return {name.removesuffix(".weight").removesuffix(".bias") for name in names}
 
     def merge(self, model: torch.nn.Module) -> None:
         """Change the model's weights, in float32 and rounded once to their type.
 
-        Raises BuilderError (model): no LoRA adapter, one of another model, or of a kind that is not merged here.
+        Raises ModelFaultError: no LoRA adapter, one of another model, or of a kind that is not merged here.
         """
         files, config = self._files(), self._config()
+        stored = self._stored(files)
         changes: list[tuple[str, str]] = []
         for a_name, b_name in _FACTORS:
-            for key in sorted(key for key in files if key.endswith(f".{a_name}")):
+            for key in sorted(key for key in stored if key.endswith(f".{a_name}")):
                 other = key.removesuffix(a_name) + b_name
-                if other not in files:
+                if other not in stored:
                     raise self._error(f"it has {key} and no {other}; download it again")
                 changes.append((key, other))
         for key, _ in changes:
             self._check_alone(model, _module(key))
         # First whole weights: those of embeddings, which peft saves beside their changes.
-        for key in sorted(files.keys() - {key for pair in changes for key in pair}):
-            self._replace(model, key, files.read(key))
+        for key in sorted(stored.keys() - {key for pair in changes for key in pair}):
+            self._replace(model, key, files.read(stored[key]))
         for key, other in changes:
-            self._merge(model, _module(key), files.read(key), files.read(other), config)
+            self._merge(model, _module(key), files.read(stored[key]), files.read(stored[other]), config)
 
     def _check_alone(self, model: torch.nn.Module, name: str) -> None:
         """Refuse a change of one of the modules that have a weight in common: as trained, the others keep theirs."""
@@ -117,10 +121,7 @@ class Adapter:
         is_transposed = isinstance(module, torch.nn.Embedding) or type(module).__name__ == "Conv1D"
         changed = (a.shape[1], b.shape[0]) if is_transposed else (b.shape[0], a.shape[1])
         if changed != weight.shape:
-            raise self._error(
-                f"{name} is {list(weight.shape)} in the model and {list(changed)} in the adapter: it was trained "
-                "on another one"
-            )
+            raise self._misfit(name, weight.shape, changed)
         alpha = self._of_module(config.get("alpha_pattern"), name, config.get("lora_alpha"))
         if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
             raise self._error(f"{_CONFIG} must state lora_alpha, a number, found {alpha!r}")
@@ -145,13 +146,36 @@ class Adapter:
         module = self._find(model, module_name)
         own = getattr(module, parameter, None)
         if not isinstance(own, torch.nn.Parameter) or own.shape != value.shape:
-            found = list(own.shape) if isinstance(own, Tensor) else "none"
-            raise self._error(f"{key} is {list(value.shape)}, and {found} in the model: it was trained on another one")
+            raise self._misfit(key, own.shape if isinstance(own, Tensor) else (), value.shape)
         if self.factor != 1:
             raise self._error(
                 f"{key} replaces a weight of the model, which no scale is for; leave :{self.factor:g} out"
             )
         setattr(module, parameter, torch.nn.Parameter(value.to(own.dtype), requires_grad=False))
+
+    def _misfit(self, name: str, own: Sequence[int], adapters: Sequence[int]) -> BuilderError:
+        """An error for a weight of one shape in the model and another in the adapter, with what to do."""
+        found = f"{name} is {list(own) if own else 'absent'} in the model and {list(adapters)} in the adapter"
+        if _VOCABULARY.search(name) and len(own) == 2 and own[1:] == tuple(adapters[1:]) and own[0] < adapters[0]:
+            return self._error(
+                f"{found}, which was trained with {adapters[0] - own[0]} tokens more; give the base with its "
+                f"vocabulary grown (model.resize_token_embeddings({adapters[0]})) and with the adapter's tokenizer, "
+                f"or {_MERGE_IT}"
+            )
+        return self._error(f"{found}: it was trained on another one")
+
+    def _stored(self, files: SafetensorsFiles) -> dict[str, str]:
+        """The adapter's tensors by the names that peft gives them: those of a training's own checkpoint hold the
+        adapter's name, too (`lora_A.default.weight`). Raises ModelFaultError for several adapters."""
+        stored: dict[str, str] = {}
+        for key in files:
+            if ".original_module." in key:  # what `modules_to_save` replaces
+                continue
+            name = _SAVED.sub(".", _ADAPTER.sub(r"\1", key))
+            if name in stored:
+                raise self._error(f"holds {stored[name]} and {key}, of two adapters; save one by itself with peft")
+            stored[name] = key
+        return stored
 
     def _find(self, model: torch.nn.Module, name: str) -> torch.nn.Module:
         try:
@@ -179,7 +203,7 @@ class Adapter:
             raise self._error(f"{_CONFIG} cannot be read ({error}); give the directory that peft saved") from error
         kind = config.get("peft_type") if isinstance(config, dict) else None
         if kind != "LORA":
-            raise self._error(f"peft_type in {_CONFIG} is {kind!r}, and LORA alone is merged here; {_MERGE_IT}")
+            raise self._error(f"peft_type in {_CONFIG} is {kind!r}, and only LORA is merged here; {_MERGE_IT}")
         rank = config.get("r")
         if not isinstance(rank, int) or rank < 1:
             raise self._error(f"its rank (r in {_CONFIG}) is {rank!r}: it changes nothing")
@@ -203,7 +227,7 @@ class Adapter:
             raise self._error(str(error)) from error
 
     def _error(self, what: str) -> BuilderError:
-        return BuilderError(MODEL_AT_FAULT, f"{self.directory}: {what}")
+        return ModelFaultError(f"{self.directory}: {what}")
 
 
 def _module(key: str) -> str:

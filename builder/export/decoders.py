@@ -1,29 +1,32 @@
 """A Hugging Face causal language model becomes one ONNX graph with caches; `decoder_contract` says which."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError, exit_code, first_line
-from trt_nvfp4.builder.export.decoder_caches import StepCache, UnsupportedCacheError
-from trt_nvfp4.builder.export.decoder_check import cache_error
-from trt_nvfp4.builder.export.decoder_contract import (
+from trt_nvfp4.builder.errors import BuilderError, ModelFaultError, UsageError, exit_code, first_line
+from trt_nvfp4.builder.export.decoder.caches import StepCache, UnsupportedCacheError
+from trt_nvfp4.builder.export.decoder.check import cache_error
+from trt_nvfp4.builder.export.decoder.rope import switch_length
+from trt_nvfp4.builder.export.decoder.step import WAYS, Step
+from trt_nvfp4.builder.export.draft_heads.head import Head, HiddenStates
+from trt_nvfp4.builder.export.tokenizer_files import tokenizer_files
+from trt_nvfp4.builder.model.decoder_contract import (
+    HIDDEN,
     IDS,
+    LOGIT_TOKENS,
     LOGITS,
     NEW_LENGTH,
     PAST_LENGTH,
+    PREVIOUS_HIDDEN,
     TOKENIZER,
     CacheOptions,
     Decoder,
+    State,
     end_ids,
 )
-from trt_nvfp4.builder.export.decoder_rope import switch_length
-from trt_nvfp4.builder.export.decoder_step import WAYS, Step
-from trt_nvfp4.builder.export.tokenizer_files import tokenizer_files
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,14 @@ class DecoderProgram:
     decoder: Decoder
 
 
-def decoder_step(directory: Path, model: Any, capacity: int, options: CacheOptions) -> DecoderProgram:
-    """The step of `model`, probed and compared with the model itself. Raises BuilderError with the reason why not."""
+def decoder_step(
+    directory: Path, model: Any, capacity: int, options: CacheOptions, hidden: HiddenStates | None = None
+) -> DecoderProgram:
+    """The step of `model`, probed and compared with the model itself; `hidden` states of it come out, too. Raises
+    BuilderError with the reason why not."""
     reasons: list[Exception] = []
     for way in WAYS:
-        step = Step(model, capacity, options.all_logits, way).eval()
+        step = Step(model, capacity, options.all_logits, way, hidden).eval()
         try:
             empty = _probed(step)
             break
@@ -49,14 +55,21 @@ def decoder_step(directory: Path, model: Any, capacity: int, options: CacheOptio
                 raise
             reasons.append(error)
     else:
-        raise _refusal(f"{directory}: {type(model).__name__} (model type {model.config.model_type})", model, reasons)
-    if step.way.single and (options.max_batch or 1) > 1:
-        raise BuilderError(
-            USAGE,
-            f"--max-batch {options.max_batch}: {type(model).__name__} can be exported for one sequence at a time only "
-            f"({directory}); leave the option out",
+        raise _unsupported(
+            f"{directory}: {type(model).__name__} (model type {model.config.model_type})", model, reasons
         )
-    keys, values = empty[::2], empty[1::2]
+    if step.way.single and (options.max_batch or 1) > 1:
+        raise UsageError(
+            f"--max-batch {options.max_batch}: {type(model).__name__} can be exported for one sequence at a time only "
+            f"({directory}); leave the option out"
+        )
+    found = dict(zip(step.slots, empty, strict=True))
+    keys, values = ([tensor for slot, tensor in found.items() if slot.part == part] for part in ("key", "value"))
+    states = [
+        State(f"{slot.layer}.{slot.part}", tuple(tensor.shape[1:]), _name(tensor.dtype))
+        for slot, tensor in found.items()
+        if slot.is_state
+    ]
     text = model.config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
     decoder = Decoder(
@@ -67,18 +80,25 @@ def decoder_step(directory: Path, model: Any, capacity: int, options: CacheOptio
         value_head_dim=[value.shape[3] for value in values],
         vocab_size=getattr(head, "vocabulary", head.weight.shape[0]),
         eos_token_ids=end_tokens(model),
-        cache_dtype=str(empty[0].dtype).removeprefix("torch."),
+        cache_dtype=_name(keys[0].dtype if keys else model.dtype),
         sliding_window=getattr(text, "sliding_window", None),
         all_logits=options.all_logits,
+        logit_tokens=LOGIT_TOKENS,
         tokenizer=TOKENIZER if tokenizer_files(directory) else None,
         recompute_length=switch_length(model, capacity),
+        states=states,
+        hidden_size=0 if hidden is None else hidden.width,
+        takes_hidden=isinstance(model, Head),
     )
     batch, new = torch.export.Dim("batch"), torch.export.Dim("new")
     lengths = torch.tensor([0] if step.way.single else [0, 1])
+    ids = torch.randint(0, decoder.vocab_size, (len(lengths), 3))
+    previous = step.previous(ids)
     inputs = {
-        IDS: torch.randint(0, decoder.vocab_size, (len(lengths), 3)),
+        IDS: ids,
         PAST_LENGTH: lengths,
         NEW_LENGTH: lengths + 2,
+        **({PREVIOUS_HIDDEN: previous[0]} if previous else {}),
         # Zeros that nothing touches take no memory.
         **{
             name: torch.zeros((len(lengths), *tensor.shape[1:]), dtype=tensor.dtype)
@@ -86,12 +106,17 @@ def decoder_step(directory: Path, model: Any, capacity: int, options: CacheOptio
         },
     }
     sequences = {} if step.way.single else {0: batch}
-    dynamic = (({**sequences, 1: new}, *(sequences,) * (len(inputs) - 1)),)
-    step.outputs = (LOGITS, *decoder.presents)
+    tokens = (IDS, PREVIOUS_HIDDEN)
+    dynamic = (tuple({**sequences, 1: new} if name in tokens else sequences for name in inputs),)
+    step.outputs = (LOGITS, *([] if hidden is None else [HIDDEN]), *decoder.presents)
     return DecoderProgram(step, inputs, dynamic, decoder)
 
 
-def _refusal(named: str, model: Any, reasons: list[Exception]) -> BuilderError:
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _unsupported(named: str, model: Any, reasons: list[Exception]) -> BuilderError:
     """The one message for a model that no way of running its code serves; `reasons` are what each of them raised."""
     try:
         with torch.no_grad():
@@ -99,13 +124,12 @@ def _refusal(named: str, model: Any, reasons: list[Exception]) -> BuilderError:
     except Exception as error:  # whatever modeling code raises with a configuration that does not fit it
         if exit_code(error) is not None:
             raise
-        refusal = BuilderError(
-            MODEL_AT_FAULT,
+        unsupported = ModelFaultError(
             f"{named} does not run, without a cache either: {first_line(error)}; check that its config.json is of this "
-            "model and complete",
+            "model and complete"
         )
-        refusal.__cause__ = error
-        return refusal
+        unsupported.__cause__ = error
+        return unsupported
     said = next((error for error in reasons if isinstance(error, UnsupportedCacheError)), None)
     if said is not None:
         why = str(said)
@@ -113,12 +137,11 @@ def _refusal(named: str, model: Any, reasons: list[Exception]) -> BuilderError:
         why = "its code accepts only its own cache class"
     else:
         why = f"its code does not run over keys and values of fixed capacity ({first_line(reasons[0])})"
-    refusal = BuilderError(
-        MODEL_AT_FAULT,
-        f"{named} cannot be exported with a key-value cache: {why}; add --task features for the model without a cache",
+    unsupported = ModelFaultError(
+        f"{named} cannot be exported with a key-value cache: {why}; add --task features for the model without a cache"
     )
-    refusal.__cause__ = said or reasons[0]
-    return refusal
+    unsupported.__cause__ = said or reasons[0]
+    return unsupported
 
 
 @torch.no_grad()
@@ -127,7 +150,7 @@ def _probed(step: Step) -> list[torch.Tensor]:
     whatever the model's code raises."""
     empty = step.probe()
     if not empty:
-        raise UnsupportedCacheError("its layers cache no keys and values")
+        raise UnsupportedCacheError("its layers cache no keys and values, and keep no state that is known here")
     if (error := cache_error(step.model, step, empty)) is not None:
         raise UnsupportedCacheError(error)
     return empty

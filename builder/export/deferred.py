@@ -1,10 +1,8 @@
 """Tensors that are read when they are needed, so that a model of any size loads in little memory.
 
-transformers stacks, joins, transposes and casts what files hold; such a change of a deferred tensor is another one.
-What computes with it reads it, uses it once and forgets it.
+transformers stacks, joins, transposes and casts the weights that files hold. Done to deferred tensors, that gives more
+of them. Other operations read the values, use them once and drop them.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -15,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-#: Weights of so many bytes and less are read at once.
+#: Bytes up to which weights are read at once.
 SMALL = 1 << 20
 _ATEN = torch.ops.aten
-# These arrange and cast values, and make none.
+# Operations that rearrange or cast values and compute none.
 _ARRANGING = frozenset(
     {
         *(_ATEN.detach.default, _ATEN.alias.default, _ATEN.clone.default, _ATEN._to_copy.default),
@@ -28,20 +26,24 @@ _ARRANGING = frozenset(
         *(_ATEN.split.Tensor, _ATEN.split_with_sizes.default, _ATEN.unbind.int),
     }
 )
-# Of these, a part along the first axis is the same of that part.
+# Those that treat parts along the first axis separately: part i of the result follows from part i of the operand.
 _OF_VALUES = frozenset({_ATEN.detach.default, _ATEN.alias.default, _ATEN.clone.default, _ATEN._to_copy.default})
+
+
+class ChangedInPlaceError(NotImplementedError):
+    """Code changes a weight in place, which is read from a file each time."""
 
 
 class DeferredTensor(torch.Tensor):
     """A tensor on the CPU without memory; `read` computes it anew."""
 
     _read: Callable[[], Tensor]
-    # What arranges it and of what, to read parts alone.
+    # The operation and its arguments, to read only parts.
     _call: tuple[Any, list[Any], dict[str, Any]] | None
 
     @staticmethod
-    def of(shape: Sequence[int], dtype: torch.dtype, read: Callable[[], Tensor]) -> DeferredTensor:
-        """One that `read` gives, of this shape and type."""
+    def of(shape: Sequence[int], dtype: torch.dtype, read: Callable[[], Tensor]) -> "DeferredTensor":
+        """A deferred tensor of this shape and type, whose values `read` returns."""
         return _made(torch.empty(tuple(shape), dtype=dtype, device="meta"), read)
 
     def read(self) -> Tensor:
@@ -49,7 +51,7 @@ class DeferredTensor(torch.Tensor):
         return self._read()
 
     def part(self, index: int) -> Tensor:
-        """`read()[index]`, without reading the others where it is put together of several tensors."""
+        """`read()[index]`; of stacked or concatenated tensors, only what lies there is read."""
         if self._call is None:
             return self.read()[index]
         func, args, kwargs = self._call
@@ -88,13 +90,13 @@ class DeferredTensor(torch.Tensor):
         if func is _ATEN.index.Tensor and len(args[1]) == 1 and isinstance(args[0], cls):
             return _gathered(args[0], _value(args[1][0]))
         if _writes(func, args, kwargs):
-            raise NotImplementedError(f"{func} changes a weight in place, which is read from a file")
+            raise ChangedInPlaceError(f"{func} changes a weight in place, which is read from a file")
         args, kwargs = tree_unflatten([_value(value) for value in flat], spec)
         return func(*args, **kwargs)
 
 
 def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether `func` changes a deferred tensor, and not only others by what it reads of it."""
+    """Whether `func` writes to a deferred tensor, not just to others with values of it."""
     written = [
         args[number] if number < len(args) else kwargs.get(argument.name)
         for number, argument in enumerate(func._schema.arguments)
@@ -120,7 +122,7 @@ def _part(tensor: Tensor, index: int) -> Tensor:
 
 
 def _arranged(func: Any, flat: list[Any], spec: Any) -> Any:
-    """What `func` makes of deferred tensors, deferred."""
+    """The result of `func` for deferred tensors, deferred."""
     shapes = [
         torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         if isinstance(value, DeferredTensor)
@@ -158,7 +160,7 @@ def _gathered(stack: DeferredTensor, index: Tensor) -> Tensor:
 
 
 def deferred_weights(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, DeferredTensor]]:
-    """Those of a module and the modules in it: whose, by which name."""
+    """Deferred weights of a module and the modules in it, as (module, name in it, weight)."""
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if isinstance(parameter, DeferredTensor):

@@ -1,7 +1,5 @@
 """The inverse error function by what ONNX has."""
 
-from __future__ import annotations
-
 import torch
 
 # Coefficients, the highest power's first, where 1 - x^2 is more than exp(-5), and in the tails.

@@ -1,6 +1,4 @@
-"""What the export of a Hugging Face directory will take, as its configuration says: known before any weight is read."""
-
-from __future__ import annotations
+"""The inputs of a Hugging Face directory's export by its configuration, before any weight is read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +7,16 @@ import numpy as np
 
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.export.checkpoints.stated_size import bounded_modules
-from trt_nvfp4.builder.export.decoder_contract import IDS, NEW_LENGTH, PAST_LENGTH, CacheOptions
-from trt_nvfp4.builder.export.huggingface import check_config, check_kind, generates, images_of, longest_sequence, quiet
+from trt_nvfp4.builder.export.fixed_sizes import UNFIXED, FixedSizes
+from trt_nvfp4.builder.export.huggingface import TEXT, check_config, has_caches, longest_sequence, quiet
 from trt_nvfp4.builder.export.loading import class_of
+from trt_nvfp4.builder.export.plain import IDS, MASK, check_kind, input_shapes
+from trt_nvfp4.builder.model.decoder_contract import NEW_LENGTH, PAST_LENGTH, CacheOptions
 from trt_nvfp4.calibration.samples.samples import InputSpec
 
 _INTEGERS = np.dtype(np.int64)
 # bfloat16 inputs take float32 samples.
-_PIXELS = {"torch.float16": np.float16, "torch.bfloat16": np.float32, "torch.float32": np.float32}
+_FLOATS = {"torch.float16": np.float16, "torch.bfloat16": np.float32, "torch.float32": np.float32}
 _TEXT = InputSpec(("batch", "sequence"), _INTEGERS)
 
 
@@ -30,7 +30,9 @@ class ExpectedInputs:
     complete: bool
 
 
-def expected_inputs(directory: Path, task: str, cache: CacheOptions) -> ExpectedInputs | None:
+def expected_inputs(
+    directory: Path, task: str, cache: CacheOptions, fixed: FixedSizes = UNFIXED
+) -> ExpectedInputs | None:
     """None where the model's class cannot be made without its weights, or is the directory's own.
 
     Raises BuilderError as the export does, for kinds of models that are not exported and capacities beyond the model's.
@@ -48,13 +50,17 @@ def expected_inputs(directory: Path, task: str, cache: CacheOptions) -> Expected
             raise
         except Exception:  # of any kind: loading, which comes next, says what is wrong
             return None
-        check_kind(directory, model)
+        if task != TEXT:
+            check_kind(directory, model, fixed)
         longest = longest_sequence(directory)
-    if task == "generate" or (task == "auto" and generates(model)):
+    if has_caches(task, model):
         capacity = cache.checked_capacity(directory, longest)
         length = InputSpec(("batch",), _INTEGERS)
         return ExpectedInputs({IDS: _TEXT, PAST_LENGTH: length, NEW_LENGTH: length}, capacity, complete=False)
-    if model.main_input_name != "pixel_values":
-        return ExpectedInputs({IDS: _TEXT, "attention_mask": _TEXT}, longest, complete=True)
-    pixels = InputSpec(("batch", *images_of(model)), np.dtype(_PIXELS.get(str(config.dtype), np.float32)))
-    return ExpectedInputs({"pixel_values": pixels}, None, complete=str(config.dtype) in _PIXELS)
+    floats = np.dtype(_FLOATS.get(str(config.dtype), np.float32))
+    specs = {
+        name: InputSpec(shape, _INTEGERS if name in (IDS, MASK) else floats)
+        for name, shape in input_shapes(model, fixed).items()
+    }
+    is_text = IDS in specs
+    return ExpectedInputs(specs, longest if is_text else None, complete=is_text or str(config.dtype) in _FLOATS)

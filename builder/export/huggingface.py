@@ -1,13 +1,12 @@
 """A local Hugging Face model directory becomes ONNX, by torch.onnx's dynamo exporter.
 
-transformers is imported when called alone: users of ONNX files need neither it nor onnxscript.
+transformers is imported only in functions: users of ONNX files need neither it nor onnxscript.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import io
 import logging
 import warnings
@@ -16,34 +15,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trt_nvfp4.builder.cache_support import check_caches_run
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
+from trt_nvfp4.builder.errors import BuilderError, ModelFaultError, UnavailableError, UsageError
 from trt_nvfp4.builder.export.adapter import Adapter
-from trt_nvfp4.builder.export.decoder_contract import DECODER, CacheOptions
+from trt_nvfp4.builder.export.fixed_sizes import UNFIXED, FixedSizes
 from trt_nvfp4.builder.export.loading import EXPORT_IT, load_directory
+from trt_nvfp4.builder.export.plain import BATCH, check_kind, plain
 from trt_nvfp4.builder.export.tokenizer_files import tokenizer_files
-from trt_nvfp4.builder.onnx_file import EXPORTED
+from trt_nvfp4.builder.model.cache_support import check_caches_run
+from trt_nvfp4.builder.model.decoder_contract import DECODER, CacheOptions
+from trt_nvfp4.builder.model.model_files import is_model_directory
+from trt_nvfp4.builder.model.onnx_file import EXPORTED
 from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.common.json_text import read_json
-from trt_nvfp4.common.model_config import check_counts
+from trt_nvfp4.common.model_config import check_counts, read_config
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     import torch
 
+    from trt_nvfp4.builder.export.draft_heads.head import HiddenStates
     from trt_nvfp4.builder.parallel.shard import Rank
 
 OPSET = 21
-# How the names of forward's parameters end that take images, sound or proteins.
-MEDIA = (
-    "pixel_values",
-    "pixel_values_videos",
-    "flattened_patches",
-    "image_patches",
-    "input_features",
-    "input_values",
-    "protein_input_ids",
-)
+#: The task of an export of what reads text in a model of several kinds of inputs.
+TEXT = "text"
 OWN_CODE = "it has Python code of its own, which runs only with --trust-remote-code; read it first"
 CHANGE_IT = (
     "change the model's code, or export it with other versions of torch and transformers or another tool, and give the "
@@ -53,8 +48,16 @@ CHANGE_IT = (
 BOUNDLESS = 1 << 16
 
 
-def is_model_directory(path: Path) -> bool:
-    return path.is_dir() and (path / "config.json").is_file()
+def config_of(directory: Path, trust_remote_code: bool = False) -> Any:
+    """The transformers configuration in a Hugging Face directory. Raises ModelFaultError, and what transformers
+    raises for a kind of model that it does not know."""
+    check_config(directory)
+    import transformers
+
+    with quiet():
+        return transformers.AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=trust_remote_code
+        )
 
 
 def longest_sequence(directory: Path, trust_remote_code: bool = False) -> int | None:
@@ -62,14 +65,9 @@ def longest_sequence(directory: Path, trust_remote_code: bool = False) -> int | 
     anything else."""
     if not is_model_directory(directory):
         return None
-    check_config(directory)
-    import transformers
-
-    with quiet():
-        config = transformers.AutoConfig.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=trust_remote_code
-        )
+    config = config_of(directory, trust_remote_code)
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)  # MPT's
+    limit = limit or getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:
         return None
     try:
@@ -93,10 +91,24 @@ def export(
     trust_remote_code: bool = False,
     adapter: Adapter | None = None,
     rank: Rank | None = None,
+    fixed: FixedSizes = UNFIXED,
 ) -> Path:
     """Export the model of a Hugging Face directory to `destination` (ONNX, weights beside it when they are large).
     For the rest see `export_by_reference`, which does without a copy of the weights."""
-    _export(directory, destination, task, cache, trust_remote_code, adapter, rank, by_reference=False)
+    _export(directory, destination, task, cache, trust_remote_code, adapter, rank, fixed, by_reference=False)
+    return destination
+
+
+def export_head(
+    directory: Path,
+    destination: Path,
+    cache: CacheOptions,
+    trust_remote_code: bool = False,
+    adapter: Adapter | None = None,
+) -> Path:
+    """Export the head that `cache.draft` names for the model of a Hugging Face directory, as `export` does."""
+    own = (trust_remote_code, adapter, None, UNFIXED)
+    _export(directory, destination, "generate", cache, *own, by_reference=False, of_head=True)
     return destination
 
 
@@ -107,22 +119,22 @@ def export_by_reference(
     cache: CacheOptions | None = None,
     trust_remote_code: bool = False,
     adapter: Adapter | None = None,
+    fixed: FixedSizes = UNFIXED,
 ) -> dict[str, ir.TensorProtocol]:
     """As `export`, without copying weights from safetensors that are large together: returns these by their names in
-    the graph, read from the directory whenever their values are asked for. What the file has in their places is no
-    weight: nothing can run it.
+    the graph, read from the directory whenever their values are needed. The file has holes in their places: nothing can
+    run it.
 
     `task`: `generate` exports a causal language model with caches (see `decoder_contract`; `cache` says how large),
-    `features` any model without, `auto` chooses by the model's class. Without caches, text models take input_ids and
-    attention_mask (int64 [batch, sequence], both dynamic), image models pixel_values (float [batch, channels, height,
-    width], batch dynamic). The outputs are those of the model's head under their names in transformers, most often
-    `logits` alone; without a head `last_hidden_state`. `adapter` is merged into the model before; then of several
+    `text` the language model of one that takes images or sound, too, `features` any model without, `auto` chooses by
+    the model's class. For models without caches see `plain`; `fixed`
+    are sizes of their inputs. `adapter` is merged into the model before; then of several
     ranks' shares that of `rank` is taken. The directory's own Python code runs only with `trust_remote_code`. Raises
     BuilderError: for a model of another kind, for one that
     transformers cannot load or torch cannot export, and where weights that the outputs depend on are missing from the
     files.
     """
-    return _export(directory, destination, task, cache, trust_remote_code, adapter, None, by_reference=True)
+    return _export(directory, destination, task, cache, trust_remote_code, adapter, None, fixed, by_reference=True)
 
 
 def _export(
@@ -133,13 +145,19 @@ def _export(
     trust_remote_code: bool,
     adapter: Adapter | None,
     rank: Rank | None,
+    fixed: FixedSizes,
     by_reference: bool,
+    of_head: bool = False,
 ) -> dict[str, ir.TensorProtocol]:
     model, absent = load_model(directory, trust_remote_code, adapter)
     from trt_nvfp4.builder.export import torch_module
 
     with quiet():
-        check_kind(directory, model)
+        if task == TEXT:
+            check_has_text_part(directory, model)
+        else:
+            check_kind(directory, model, fixed)
+        model, absent, hidden = _with_head(directory, model, absent, cache, of_head)
         longest = longest_sequence(directory, trust_remote_code)
         split: dict[Callable[..., Any], Callable[..., Any]] = {}
         if rank is not None:
@@ -148,10 +166,10 @@ def _export(
 
             shard(model, rank, str(directory))
             split = TRANSLATIONS
-        if task == "generate" or (task == "auto" and generates(model)):
-            wrapper, inputs, dynamic, extra = _with_caches(directory, model, cache or CacheOptions(), longest)
+        if has_caches(task, model):
+            wrapper, inputs, dynamic, extra = _with_caches(directory, model, cache or CacheOptions(), longest, hidden)
         else:
-            wrapper, inputs, dynamic = _plain(model)
+            wrapper, inputs, dynamic = plain(model, fixed)
             extra = Extra(longest=longest)
         destination.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -159,15 +177,26 @@ def _export(
             program = torch_module.traced(wrapper, inputs, dynamic, extra.opset, translations)
         except Exception as error:
             # The exporter raises types of its own for whatever it cannot translate.
-            raise BuilderError(
-                MODEL_AT_FAULT,
+            raise ModelFaultError(
                 f"{directory}: torch.onnx cannot export {type(model).__name__}: "
-                f"{reason_of(error.__cause__ or error, model)}",
+                f"{reason_of(error.__cause__ or error, model)}"
             ) from error
         _check_weights(directory, program, absent)
         _check_dynamic(directory, program, dynamic, type(model).__name__, extra.longest)
         metadata = {EXPORTED: directory.name, **extra.metadata}
         return torch_module.save(program, wrapper, wrapper.outputs, metadata, destination, by_reference)
+
+
+def _with_head(
+    directory: Path, model: Any, absent: Set[str], cache: CacheOptions | None, of_head: bool
+) -> tuple[Any, Set[str], HiddenStates | None]:
+    """The model that is exported, or its head, with the weights that its files lack and its hidden states."""
+    if cache is None or cache.draft is None:
+        return model, absent, None
+    from trt_nvfp4.builder.export.draft_heads.choose import head_for
+
+    head, hidden = head_for(directory, model, cache.draft)
+    return (head, frozenset(), head.hidden_states()) if of_head else (model, absent, hidden)
 
 
 def load_model(
@@ -179,21 +208,19 @@ def load_model(
     Raises BuilderError: unavailable without transformers, model for a directory that holds none or a broken one.
     """
     if (directory / "adapter_config.json").is_file():
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"{directory}: holds an adapter (adapter_config.json); give the directory of the model that it was trained "
-            f"on, and add --adapter {directory}",
+            f"on, and add --adapter {directory}"
         )
     if not is_model_directory(directory):
-        raise BuilderError(MODEL_AT_FAULT, f"{directory}: not a Hugging Face model directory (it has no config.json)")
+        raise ModelFaultError(f"{directory}: not a Hugging Face model directory (it has no config.json)")
     _check_files(directory)
     try:
         import onnxscript  # noqa: F401 (torch.onnx imports it, and calls the lack of it a fault of the model)
         import transformers
     except ImportError as error:
-        raise BuilderError(
-            UNAVAILABLE,
-            f"exporting {directory} needs transformers and onnxscript: pip install transformers onnxscript ({error})",
+        raise UnavailableError(
+            f"exporting {directory} needs transformers and onnxscript: pip install transformers onnxscript ({error})"
         ) from error
     transformers.utils.logging.disable_progress_bar()
     with quiet():
@@ -204,10 +231,9 @@ def load_model(
         except Exception as error:
             # Unreadable files raise types of the libraries that read them.
             reason = f"{OWN_CODE}, or {EXPORT_IT}"
-            raise BuilderError(
-                MODEL_AT_FAULT,
+            raise ModelFaultError(
                 f"{directory}: transformers cannot load this model: "
-                f"{reason if 'trust_remote_code' in str(error) else error}",
+                f"{reason if 'trust_remote_code' in str(error) else error}"
             ) from error
     if adapter is not None:
         adapter.merge(loaded.model)
@@ -215,22 +241,31 @@ def load_model(
 
 
 def check_config(directory: Path) -> None:
-    """Raise BuilderError (model) for a configuration that is none, or asks for more layers or the like than there are
-    in any model."""
+    """Raise ModelFaultError for an invalid configuration, and for one with more layers or the like than any model
+    has."""
     try:
-        config = read_json(directory / "config.json")
+        config = read_config(directory)
     except ValueError as error:
-        raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: not JSON ({error})") from error
+        raise ModelFaultError(f"{directory / 'config.json'}: not JSON ({error})") from error
     try:
         check_counts(config)
     except ValueError as error:
-        raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: {error}; correct it") from error
+        raise ModelFaultError(f"{directory / 'config.json'}: {error}; correct it") from error
+    if isinstance(config, dict) and "_diffusers_version" in config:
+        raise ModelFaultError(
+            f"{directory}: holds one module of a diffusers pipeline; give the pipeline's folder, with model_index.json"
+        )
     if not isinstance(config, dict) or "model_type" not in config:
-        raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: no model_type, so not a transformers model")
+        raise ModelFaultError(f"{directory / 'config.json'}: no model_type, so not a transformers model")
 
 
 def _check_files(directory: Path) -> None:
     check_config(directory)
+    check_weight_files(directory)
+
+
+def check_weight_files(directory: Path) -> None:
+    """Raise ModelFaultError for files of a model that lie elsewhere, or are pointers to files that were not fetched."""
     for index in sorted(directory.glob("*.index.json")):
         _check_index(directory, index)
     named = [file for pattern in ("*.safetensors", "*.bin", "*.json") for file in directory.glob(pattern)]
@@ -238,81 +273,49 @@ def _check_files(directory: Path) -> None:
         try:
             inside(directory, file.name)
         except ValueError as error:
-            raise BuilderError(MODEL_AT_FAULT, str(error)) from error
+            raise ModelFaultError(str(error)) from error
+        if file.name == "config.json":  # parsed above
+            continue
         with file.open("rb") as weights:
             if weights.read(24) == b"version https://git-lfs.":
-                raise BuilderError(
-                    MODEL_AT_FAULT, f"{file}: a Git LFS pointer in place of the file; fetch them with git lfs pull"
-                )
+                raise ModelFaultError(f"{file}: a Git LFS pointer in place of the file; fetch them with git lfs pull")
 
 
 def _check_index(directory: Path, index: Path) -> None:
-    """Refuse an index that names files outside the directory, which transformers would read."""
+    """Raise ModelFaultError for an index that names files outside the directory, which transformers would read."""
     try:
         places = read_json(index)["weight_map"].values()
         for name in set(places):
             inside(directory, name)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BuilderError(
-            MODEL_AT_FAULT, f"{index}: not an index of this directory's weights ({error}); download it again"
+        raise ModelFaultError(
+            f"{index}: not an index of this directory's weights ({error}); download it again"
         ) from error
-
-
-def check_kind(directory: Path, model: Any) -> None:
-    """Raise BuilderError (model) unless all that the model takes is text, or images of a size that its configuration
-    states."""
-    takes = [
-        name
-        for name, parameter in inspect.signature(model.forward).parameters.items()
-        if name == "input_ids" or name.endswith(MEDIA) or (_is_required(parameter) and name != "attention_mask")
-    ]
-    named = f"{directory}: {type(model).__name__}"
-    if takes not in (["input_ids"], ["pixel_values"]):
-        raise BuilderError(
-            MODEL_AT_FAULT,
-            f"{named} takes {' and '.join(takes) or 'other inputs'}, and models of input_ids or pixel_values alone "
-            f"are exported here; {EXPORT_IT}",
-        )
-    if getattr(model.config, "is_encoder_decoder", False) and model.can_generate():
-        raise BuilderError(
-            MODEL_AT_FAULT,
-            f"{named} generates with an encoder and a decoder, which are engines of their own; export each of them "
-            "with torch.onnx.export and give the ONNX files one by one",
-        )
-    if takes == ["pixel_values"] and _of_images(model, "image_size") is None:
-        raise BuilderError(
-            MODEL_AT_FAULT,
-            f"{directory / 'config.json'}: states no image_size, of its own or in a vision_config or backbone_config; "
-            f'add the height and width of the images, such as "image_size": [224, 224], or {EXPORT_IT}',
-        )
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    return parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
-
-
-def images_of(model: Any) -> tuple[int, int, int]:
-    """Channels, height and width of the images that a model takes."""
-    size, channels = _of_images(model, "image_size"), _of_images(model, "num_channels") or 3
-    height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    return channels, height, width
-
-
-def _of_images(model: Any, name: str) -> Any:
-    """What the configuration says of images: itself, or a part of it where the model was half of a pair or has a
-    backbone that is a model of its own."""
-    parts = (model.config, *(getattr(model.config, part, None) for part in ("vision_config", "backbone_config")))
-    return next((value for part in parts if (value := getattr(part, name, None)) is not None), None)
 
 
 @dataclass(frozen=True)
 class Extra:
-    """What an export has beside a module and its inputs."""
+    """The arguments of an export beside a module and its inputs."""
 
     opset: int = OPSET
     translations: dict[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     longest: int | None = None
+
+
+def has_caches(task: str, model: Any) -> bool:
+    """Whether the export for a task has key-value caches."""
+    return task in ("generate", TEXT) or (task == "auto" and generates(model))
+
+
+def check_has_text_part(directory: Path, model: Any) -> None:
+    """Raise UsageError unless the model takes images or sound beside text, which a language model in it reads."""
+    parts = ("vision_config", "audio_config")
+    if model.config.is_encoder_decoder or not any(hasattr(model.config, part) for part in parts):
+        raise UsageError(
+            f"--task {TEXT}: {directory}: {type(model).__name__} takes only text, or generates from an encoder; leave "
+            "the option out"
+        )
 
 
 def generates(model: Any) -> bool:
@@ -323,68 +326,31 @@ def generates(model: Any) -> bool:
     )
 
     text = model.config.get_text_config(decoder=True)
-    # BERT's kind, whose classes serve as both. GPT-NeoX says that it is no decoder, and is one.
+    # BERT's kind, whose classes serve as both. GPT-NeoX denies that it is a decoder, and is one.
     is_encoder = getattr(text, "is_decoder", True) is False and text.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     return type(model).__name__ in set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()) and not is_encoder
 
 
 def _with_caches(
-    directory: Path, model: Any, cache: CacheOptions, longest: int | None
+    directory: Path, model: Any, cache: CacheOptions, longest: int | None, hidden: HiddenStates | None
 ) -> tuple[Any, dict[str, torch.Tensor], tuple[tuple[dict[int, Any], ...]], Extra]:
-    """As `_plain`, one step over caches, and what its export needs."""
-    from trt_nvfp4.builder.export.decoder_ops import OPSET as CACHED_OPSET
-    from trt_nvfp4.builder.export.decoder_ops import TRANSLATIONS
+    """As `plain`, one step over caches, and what its export needs."""
+    from trt_nvfp4.builder.export.decoder.ops import OPSET as CACHED_OPSET
+    from trt_nvfp4.builder.export.decoder.ops import TRANSLATIONS
     from trt_nvfp4.builder.export.decoders import decoder_step
+    from trt_nvfp4.builder.export.recurrent import ops as recurrent
 
     if not model.can_generate() or model.get_output_embeddings() is None:
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"{directory}: {type(model).__name__} has no language model head, so that it generates nothing; add --task "
-            "features, or name the ...ForCausalLM class in config.json's architectures",
+            "features, or name the ...ForCausalLM class in config.json's architectures"
         )
     check_caches_run(directory, "; or add --task features, for a model without caches")
     capacity = cache.checked_capacity(directory, longest)
-    program = decoder_step(directory, model, capacity, cache)
-    extra = Extra(CACHED_OPSET, TRANSLATIONS, {DECODER: program.decoder.json()}, capacity)
+    program = decoder_step(directory, model, capacity, cache, hidden)
+    translations = TRANSLATIONS | recurrent.TRANSLATIONS
+    extra = Extra(CACHED_OPSET, translations, {DECODER: program.decoder.json()}, capacity)
     return program.step, program.inputs, program.dynamic, extra
-
-
-def _plain(model: Any) -> tuple[Any, dict[str, torch.Tensor], tuple[tuple[dict[int, Any], ...]]]:
-    """A module from tensors to a tuple of tensors, example inputs, and dynamic shapes.
-
-    Once it has run, the module's `outputs` names the tensors of that tuple.
-    """
-    import torch
-
-    is_image = model.main_input_name == "pixel_values"
-
-    class Plain(torch.nn.Module):
-        outputs: tuple[str, ...] = ()
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            if is_image:
-                result = self.model(pixel_values=tensors[0])
-            else:
-                extra = {"use_cache": False} if hasattr(self.model.config, "use_cache") else {}
-                result = self.model(input_ids=tensors[0], attention_mask=tensors[1], **extra)
-            found = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
-            inner = ("pooler_output", *(name for name in found if name.endswith("hidden_state")))
-            head = {name: value for name, value in found.items() if name not in inner}
-            chosen = head or {name: found[name] for name in ("last_hidden_state",) if name in found} or found
-            Plain.outputs = tuple(chosen)
-            return tuple(chosen.values())
-
-    if is_image:
-        pixels = torch.rand(2, *images_of(model), dtype=next(model.parameters()).dtype)
-        return Plain().eval(), {"pixel_values": pixels}, (({0: torch.export.Dim("batch")},),)
-    batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence")
-    ids = torch.randint(0, model.config.vocab_size, (2, 16))
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return Plain().eval(), inputs, (({0: batch, 1: sequence},) * 2,)
 
 
 def _check_weights(directory: Path, program: torch.onnx.ONNXProgram, absent: Set[str]) -> None:
@@ -398,10 +364,9 @@ def _check_weights(directory: Path, program: torch.onnx.ONNXProgram, absent: Set
         if node.users and node.name in parameters
     }
     if missing := sorted(used & absent):
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"{directory}: the files lack {len(missing)} of the model's weights, {missing[0]} for one; download it "
-            "again, or mend `architectures` in config.json",
+            "again, or fix `architectures` in config.json"
         )
 
 
@@ -412,8 +377,8 @@ def _check_dynamic(
     named: str,
     longest: int | None,
 ) -> None:
-    """Refuse a graph that takes inputs of the example's size, or up to a size of torch's own, alone: torch.onnx fixes
-    what a model loops over. `longest` is the longest sequence that the model takes, where it is known."""
+    """Refuse a graph that takes only inputs of the example's size, or up to a size of torch's own: torch.onnx fixes the
+    dimensions that a model loops over. `longest` is the longest sequence that the model takes, where it is known."""
     exported = program.exported_program
     assert exported is not None
     sizes = {node.name: node.meta["val"].shape for node in exported.graph.find_nodes(op="placeholder")}
@@ -421,21 +386,21 @@ def _check_dynamic(
         for axis, dim in dims.items():
             size = sizes[name][axis]
             if isinstance(size, int):
-                raise BuilderError(
-                    MODEL_AT_FAULT,
+                instead = "export it with torch.onnx.export at the size that you need and give the ONNX file"
+                if dim.__name__ == BATCH:
+                    instead = "add --set batch=N with the number that you need"
+                raise ModelFaultError(
                     f"{directory}: torch.onnx fixes the {dim.__name__} of {named} at the {size} of the example, as of "
-                    "models that loop over it (recurrent, state space); export it with torch.onnx.export at the size "
-                    "that you need and give the ONNX file",
+                    f"models that loop over it (recurrent, state space, detection); {instead}"
                 )
-            limit = None if dim.__name__ == "batch" else longest
+            limit = None if dim.__name__ == BATCH else longest
             bounds = exported.range_constraints.get(size.node.expr)
             if bounds is not None and bounds.upper < (limit or BOUNDLESS):
                 lower = f"lower config.json's limit of {limit} to that if it is enough, or " if limit else ""
-                raise BuilderError(
-                    MODEL_AT_FAULT,
+                raise ModelFaultError(
                     f"{directory}: torch.onnx bounds the {dim.__name__} of {named} at {bounds.upper}, as of models "
                     f"that loop over blocks of it; {lower}export it with torch.onnx.export at the size that you need "
-                    "and give the ONNX file",
+                    "and give the ONNX file"
                 )
 
 

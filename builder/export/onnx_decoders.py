@@ -1,23 +1,24 @@
 """A decoder that comes as ONNX, with caches that grow, becomes one with caches that are updated in place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 from trt_nvfp4.common.json_text import read_json
+from trt_nvfp4.common.replacing import scratch
 from trt_nvfp4.graph_passes.decoders.inplace_cache import convert, keeps_cache
-from trt_nvfp4.graph_passes.ir.save import write
+from trt_nvfp4.graph_passes.ir.save import move, write
 from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.patterns.attention.types import DecoderError
 
-from ..cache_support import check_caches_run
-from ..errors import MODEL_AT_FAULT, BuilderError
-from .decoder_contract import CAPACITY, DECODER, TOKENIZER, Decoder, end_ids
-from .tokenizer_files import copy_tokenizer
+from ..errors import ModelFaultError
+from ..model.cache_support import check_caches_run
+from ..model.decoder_contract import CAPACITY, DECODER, TOKENIZER, Decoder, end_ids
+from .inplace_check import conversion_error
+from .tokenizer_files import copy_tokenizer, tokenizer_files
 
 # How the contract spells types of caches.
 _TYPES = {"FLOAT": "float32"}
+_NOT_IN_PLACE = "its caches cannot be updated in place"
 
 
 def convert_decoder(model: Path, destination: Path, capacity: int | None = None, max_batch: int = 8) -> Decoder:
@@ -25,8 +26,8 @@ def convert_decoder(model: Path, destination: Path, capacity: int | None = None,
     beside the model, if any, into `tokenizer/` beside it.
 
     `capacity`: tokens that each cache holds; default: what config.json beside the model allows, at most 4096. Raises
-    BuilderError (model), naming the node, for a decoder that cannot be converted; as `check_caches_run`; ModelError as
-    `load` does.
+    ModelFaultError, naming the node, for a decoder that cannot be converted, or whose results differ from the
+    original's in ONNX Runtime; as `check_caches_run`; ModelError as `load` does.
     """
     check_caches_run(model)
     config = _json(model.parent / "config.json")
@@ -35,18 +36,14 @@ def convert_decoder(model: Path, destination: Path, capacity: int | None = None,
         capacity = min(limit, CAPACITY) if isinstance(limit, int) and limit > 0 else CAPACITY
     source = load(model).ir_model
     if not keeps_cache(source):
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"{model}: takes no cache (4-D inputs such as past_key_values.0.key); export it with past keys and values, "
-            "or build it as it is",
+            "or build it as it is"
         )
     try:
         found = convert(source, capacity)
     except DecoderError as error:
-        raise BuilderError(
-            MODEL_AT_FAULT, f"{model}: its caches cannot be updated in place: {error}; build it as it is"
-        ) from error
-    tokenizer = copy_tokenizer(model.parent, destination.parent / TOKENIZER)
+        raise ModelFaultError(f"{model}: {_NOT_IN_PLACE}: {error}; build it as it is") from error
     decoder = Decoder(
         capacity=capacity,
         max_batch=max_batch,
@@ -57,10 +54,16 @@ def convert_decoder(model: Path, destination: Path, capacity: int | None = None,
         eos_token_ids=_eos(model.parent, config),
         cache_dtype=_TYPES.get(found.dtype.name, found.dtype.name.lower()),
         sliding_window=found.window,
-        tokenizer=None if tokenizer is None else TOKENIZER,
+        tokenizer=TOKENIZER if tokenizer_files(model.parent) else None,
     )
     source.metadata_props[DECODER] = decoder.json()
-    write(source, destination)
+    with scratch(destination.parent) as folder:
+        made = folder / destination.name
+        write(source, made)
+        if (why := conversion_error(model, made, decoder, found)) is not None:
+            raise ModelFaultError(f"{model}: {_NOT_IN_PLACE}: {why}; build it as it is")
+        copy_tokenizer(model.parent, destination.parent / TOKENIZER)
+        move(made, destination)
     return decoder
 
 
@@ -78,5 +81,5 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         found = read_json(file) if file.is_file() else {}
     except ValueError as error:
-        raise BuilderError(MODEL_AT_FAULT, f"{file}: not JSON ({error})") from error
+        raise ModelFaultError(f"{file}: not JSON ({error})") from error
     return found if isinstance(found, dict) else {}

@@ -1,13 +1,10 @@
 """Deferred weights while a model is exported: fake tensors in their place, and what the graph then reads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import onnx_ir as ir
 import torch
-from onnx_ir.passes import common as passes
 from onnx_ir.tensor_adapters import from_torch_dtype
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -40,13 +37,12 @@ def stand_ins(module: torch.nn.Module) -> Iterator[Mapping[str, DeferredTensor]]
 
 
 def optimize(program: torch.onnx.ONNXProgram, weights: Mapping[str, DeferredTensor]) -> None:
-    """What the exporter does to a graph at its end, for one whose `weights` have no values: transposed, they are
-    deferred as they were."""
+    """Optimize a graph as the exporter does at its end, with functions inlined, where `weights` have no values:
+    transposed ones stay deferred."""
     from onnxscript import optimizer
     from onnxscript.rewriter import onnx_fusions
 
     model = program.model
-    passes.InlinePass()(model)
     for name, value in list(model.graph.initializers.items()):
         if isinstance(getattr(value.const_value, "raw", None), FakeTensor):
             value.const_value = _computed(name, weights[name])

@@ -1,11 +1,9 @@
 """The files of a Hugging Face directory that turn text into a language model's tokens and back."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.errors import ModelFaultError
 from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.common.replacing import replacing
 
@@ -35,7 +33,7 @@ def tokenizer_files(directory: Path) -> list[Path]:
 
 def copy_tokenizer(directory: Path, destination: Path) -> Path | None:
     """Copy the tokenizer's files, and the configurations that belong to them, into the folder `destination`; None
-    where the directory has no tokenizer. Raises BuilderError (model) for links that leave the directory."""
+    where the directory has no tokenizer. Raises ModelFaultError for links that leave the directory."""
     files = tokenizer_files(directory)
     if not files:
         return None
@@ -44,7 +42,7 @@ def copy_tokenizer(directory: Path, destination: Path) -> Path | None:
         for file in files:
             inside(directory, file.name)
     except ValueError as error:
-        raise BuilderError(MODEL_AT_FAULT, str(error)) from error
+        raise ModelFaultError(str(error)) from error
     destination.mkdir(parents=True, exist_ok=True)
     for file in files:
         with replacing(destination / file.name) as temporary:

@@ -1,16 +1,19 @@
 """A Torch module becomes an ONNX file, by torch.onnx's dynamo exporter."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from trt_nvfp4.builder.export.onnx_arithmetic import onnx_arithmetic
+from trt_nvfp4.builder.export.dynamic_sizes import dynamic_sizes
+from trt_nvfp4.builder.export.exact_constants import exact_constants
+from trt_nvfp4.builder.export.onnx_arithmetic import complex_as_pairs, onnx_arithmetic
+from trt_nvfp4.builder.export.recurrent import ops as recurrent
+from trt_nvfp4.builder.export.single_precision import to_single_precision
 from trt_nvfp4.builder.export.stand_ins import optimize, stand_ins
 from trt_nvfp4.common.collectives import function, is_collective
 from trt_nvfp4.common.replacing import scratch
@@ -20,6 +23,7 @@ from trt_nvfp4.graph_passes.ir.computed_tensor import ComputedTensor
 EXTERNAL_DATA_BYTES = 256 << 20
 # Smaller tensors stay in the model file, where shape inference sees them.
 INLINE_BYTES = 4096
+_NO_CHECKS = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 
 
 def traced(
@@ -31,7 +35,14 @@ def traced(
 ) -> torch.onnx.ONNXProgram:
     """The module as an ONNX program; `dynamic` as torch.export's dynamic_shapes. Deferred weights stay so. Raises
     whatever torch.onnx raises."""
-    with torch.no_grad(), onnx_arithmetic(), stand_ins(module) as weights:
+    with (
+        torch.no_grad(),
+        _without_checks(),
+        onnx_arithmetic(),
+        complex_as_pairs(module),
+        dynamic_sizes(module),
+        stand_ins(module) as weights,
+    ):
         program = torch.onnx.export(
             module,
             tuple(inputs.values()),
@@ -40,13 +51,31 @@ def traced(
             input_names=list(inputs),
             dynamic_shapes=dynamic,
             custom_translation_table=dict(translations or {}),
-            optimize=not weights,
+            optimize=False,
             verbose=False,
         )
         assert program is not None
-        if weights:
-            optimize(program, weights)
+        with exact_constants(program.model):
+            if weights:
+                optimize(program, weights)
+            else:
+                program.optimize()
+        to_single_precision(program.model)
     return program
+
+
+@contextmanager
+def _without_checks() -> Iterator[None]:
+    """Within, transformers' modeling code does not compare values of tensors, which no graph can."""
+    before = os.environ.get(_NO_CHECKS)
+    os.environ[_NO_CHECKS] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_NO_CHECKS]
+        else:
+            os.environ[_NO_CHECKS] = before
 
 
 def save(
@@ -65,6 +94,9 @@ def save(
     for value, name in zip(program.model.graph.outputs, outputs, strict=True):
         value.name = name
     program.model.metadata_props.update(metadata)
+    if any(map(recurrent.is_one, program.model.graph)):
+        # The exporter stops before this opset, up to which its operators only got more types.
+        program.model.opset_imports[""] = recurrent.OPSET
     if any(map(is_collective, program.model.graph)):
         body = ir.serde.deserialize_function(function(program.model.opset_imports[""]))
         program.model.functions[body.identifier()] = body

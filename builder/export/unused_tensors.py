@@ -1,23 +1,25 @@
 """Tells tensors that a model's files hold in vain from those without which it is another model."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.errors import ModelFaultError
+from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.common.model_config import read_config
+from trt_nvfp4.common.safetensors_files import SafetensorsFiles
 
 # Tables that old checkpoints hold beside the weights; models compute them.
 _COMPUTED = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias)$")
+_FURTHER = re.compile(r"(?:.*\.)?mtp(?:_\w+)?\..*")
 _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\..*")
 _NAMED_KEYS = 3
 
 
 def check_all_used(directory: Path, unused: Collection[str], model: Any) -> None:
-    """Raises BuilderError (model) for `unused`, keys of the files that transformers did not load and does not ignore on
+    """Raises ModelFaultError for `unused`, keys of the files that transformers did not load and does not ignore on
     purpose: a model without them computes something else.
 
     No fault are tables that models compute, the head that a bare model lacks, parts that only other classes of the same
@@ -32,12 +34,29 @@ def check_all_used(directory: Path, unused: Collection[str], model: Any) -> None
         of_others = {key for keys in _keys_of_other_classes(model) for key in keys}
         lost = [key for key in lost if key not in of_others]
     if lost:
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"{directory}: its files hold {listed(lost)}, which {type(model).__name__} does not use, so "
-            "that the exported model would be another one; mend `architectures` in config.json, give the directory of "
-            "the original model, or export it with torch.onnx.export and give the ONNX file",
+            "that the exported model would be another one; fix `architectures` in config.json, give the directory of "
+            "the original model, or export it with torch.onnx.export and give the ONNX file"
         )
+
+
+def further_layers(directory: Path) -> str | None:
+    """A note on layers in a directory's files that predict further tokens, which an export leaves out; None without
+    any, and for files other than safetensors."""
+    try:
+        files = SafetensorsFiles(directory)
+        config = read_config(directory)
+    except (CalibrationError, ValueError):
+        return None
+    text = config.get("text_config") or config
+    keys = sorted(key for key in files if _FURTHER.fullmatch(key) or _is_behind(key, text.get))
+    if not keys:
+        return None
+    return (
+        f"{directory}: its files hold layers that predict further tokens ({len(keys)} tensors, {json.dumps(keys[0])} "
+        "for one), which are left out: --draft auto builds them as a drafter"
+    )
 
 
 def listed(keys: Sequence[str]) -> str:
@@ -47,15 +66,20 @@ def listed(keys: Sequence[str]) -> str:
 
 
 def _predicts_further(key: str, config: Any) -> bool:
-    """Whether it belongs to a layer behind the last one, as many as the configuration states for further tokens."""
+    """Whether it belongs to a layer behind the last one, as many as the configuration states for further tokens, or to
+    one with a name of its own."""
     text = config.get_text_config(decoder=True)
-    first, more = (getattr(text, name, None) or 0 for name in ("num_hidden_layers", "num_nextn_predict_layers"))
+    return _FURTHER.fullmatch(key) is not None or _is_behind(key, lambda name: getattr(text, name, None))
+
+
+def _is_behind(key: str, stated: Callable[[str], Any]) -> bool:
+    first, more = (stated(name) or 0 for name in ("num_hidden_layers", "num_nextn_predict_layers"))
     match = _LAYER.fullmatch(key)
     return match is not None and first <= int(match[1]) < first + more
 
 
 def _keys_of_other_classes(model: Any) -> Iterator[Collection[str]]:
-    """What the other classes of the same kind of model hold, built without memory for weights."""
+    """Keys of the other classes of the same kind of model, built without memory for weights."""
     import torch
     import transformers
     from transformers.models.auto import modeling_auto

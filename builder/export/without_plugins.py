@@ -1,6 +1,4 @@
-"""A model with plugin nodes as one of standard operators alone, for tools that have no plugin library."""
-
-from __future__ import annotations
+"""A model with plugin nodes as one of only standard operators, for tools that have no plugin library."""
 
 from pathlib import Path
 
@@ -21,7 +19,7 @@ def inline_plugins(model: Path, destination: Path) -> None:
     Each node gets a name of its own: TensorRT's parser takes those of DequantizeLinear as they are, and refuses the
     second of a name, as the inlined function of a second plugin has.
 
-    Raises ModelError for a model that is none, or whose functions cannot be inlined; OSError.
+    Raises ModelError for an invalid model, or one whose functions cannot be inlined; OSError.
     """
     proto = checked(model)
     folder = follow_links(proto, model.parent)

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
-from ..errors import USAGE, BuilderError
+from ..errors import UsageError
+from .drafts.drafter import DraftStatistics
+from .drafts.drafting import Drafting
+from .drafts.open import NGRAM, NONE, drafter_beside, open_drafter
 from .loop import Finish, Token, generate_ids
 from .open import RunnerName, opened, tokenizer_folder
 from .sampling import Sampling
 from .tokenizer import TextStream, Tokenizer
 
-#: A prompt as text, or as token ids, which need no tokenizer.
-Prompt = str | Sequence[int]
+#: A prompt as text, as token ids, which need no tokenizer, or as the messages of a chat (`role`, `content`).
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step adds to one sequence. `text` is empty where a character takes more tokens, and without a tokenizer;
-    `finish` is set on a sequence's last piece."""
+    """A token that one step adds to one sequence. `text` is empty where a character takes more tokens, and without a
+    tokenizer; `finish` is set on a sequence's last piece."""
 
     sequence: int
     token_id: int
@@ -42,11 +45,13 @@ class Generation:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds until the first tokens, and tokens of all sequences per second after them (None for a single step)."""
+    """Seconds until the first tokens, tokens of all sequences per second after them (None for a single step), and what
+    became of drafts."""
 
     first_token_s: float
     tokens_per_s: float | None
     tokens: int
+    drafts: DraftStatistics = field(default_factory=DraftStatistics)
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,9 @@ class Generator:
     `manifest`: of the bundle that an engine was built from, where the engine does not lie in the bundle. `runner`:
     "tensorrt" runs an engine on its GPU, "onnxruntime" the ONNX model on the CPU, and "torch" the ONNX model on any
     NVIDIA GPU with its plugins (on a CPU without one); "auto" is tensorrt for engines and onnxruntime for models.
+    `draft` proposes tokens that one step verifies together, which changes the time and never the text: "ngram" (what
+    followed the same words before), "none", or a head or a small model with the same tokenizer; None is what was built
+    with the model, else ngram, where the model can verify drafts.
     Raises BuilderError as the runners do; see `open_runner`.
     """
 
@@ -79,10 +87,15 @@ class Generator:
         tokenizer: str | Path | Tokenizer | None = None,
         manifest: str | Path | None = None,
         runner: RunnerName = "auto",
+        draft: str | Path | None = None,
     ) -> None:
         self._made = ExitStack()
         try:
             self._runner, _ = opened(Path(path), self._made, None if manifest is None else Path(manifest), runner)
+            if draft is None:
+                found = drafter_beside(Path(path)) or NGRAM
+                draft = found if self._runner.decoder.verified_tokens > 1 else NONE
+            self._drafting = Drafting(open_drafter(draft, self._runner, self._made, runner))
         except BaseException:
             self._made.close()
             raise
@@ -94,9 +107,7 @@ class Generator:
     def __enter__(self) -> Generator:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -113,21 +124,26 @@ class Generator:
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int | None = None,
-        stop: Sequence[int] | None = None,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        stop: Sequence[int | str] | None = None,
+        system: str | None = None,
         on_piece: Callable[[Piece], None] | None = None,
     ) -> Result:
         """Continue every prompt, all in one batch; greedy by default.
 
-        `chat` puts each text into the tokenizer's chat template; `stop` replaces the model's own stop tokens. The
-        token ids hold the stop token, the text does not. `on_piece` sees every piece as it is generated. Raises
-        BuilderError (usage) for prompts that do not fit.
+        `chat` puts each text into the tokenizer's chat template, behind the message `system`; prompts of messages are
+        chats anyway. `stop`: token ids replace the model's own stop tokens, and before the first of its strings the
+        text ends. The token ids hold what ended them, the text does not. Penalties are explained at `Sampling`.
+        `on_piece` sees every piece as it is generated. Raises UsageError for prompts that do not fit.
         """
-        ids = self._encode(prompts, chat)
+        ids = self._encode(prompts, chat, system)
+        sampling = Sampling(temperature, top_k, top_p, seed, repetition_penalty, presence_penalty)
         begun = time.perf_counter()
         found: list[list[int]] = [[] for _ in ids]
         finish: list[Finish] = ["length"] * len(ids)
         first: float | None = None
-        for piece in self._pieces(ids, max_new_tokens, Sampling(temperature, top_k, top_p, seed), stop):
+        for piece in self._pieces(ids, max_new_tokens, sampling, stop):
             first = time.perf_counter() if first is None else first
             found[piece.sequence].append(piece.token_id)
             finish[piece.sequence] = piece.finish or finish[piece.sequence]
@@ -136,8 +152,9 @@ class Generator:
         assert first is not None
         total = sum(map(len, found))
         later = total - len(ids)
-        timings = Timings(first - begun, later / (time.perf_counter() - first) if later else None, total)
-        texts = ["" if self._tokenizer is None else self._tokenizer.decode(tokens) for tokens in found]
+        rate = later / (time.perf_counter() - first) if later else None
+        timings = Timings(first - begun, rate, total, self._drafting.statistics)
+        texts = [self._text(tokens, why, stop) for tokens, why in zip(found, finish, strict=True)]
         generations = [Generation(*fields) for fields in zip(ids, found, texts, finish, strict=True)]
         return Result(generations, timings, self.runs_on)
 
@@ -151,36 +168,69 @@ class Generator:
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int | None = None,
-        stop: Sequence[int] | None = None,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        stop: Sequence[int | str] | None = None,
+        system: str | None = None,
     ) -> Iterator[Piece]:
-        """The same, piece by piece as they are generated. Prompts are checked before the first one is asked for."""
-        sampling = Sampling(temperature, top_k, top_p, seed)
-        return self._pieces(self._encode(prompts, chat), max_new_tokens, sampling, stop)
+        """The same, piece by piece as they are generated. Prompts are checked at the call."""
+        sampling = Sampling(temperature, top_k, top_p, seed, repetition_penalty, presence_penalty)
+        return self._pieces(self._encode(prompts, chat, system), max_new_tokens, sampling, stop)
 
     def _pieces(
-        self, ids: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sampling, stop: Sequence[int] | None
+        self, ids: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sampling, stop: Sequence[int | str] | None
     ) -> Iterator[Piece]:
-        stop = self.decoder.eos_token_ids if stop is None else stop
-        steps = generate_ids(self._runner, ids, max_new_tokens, sampling, stop)
-        texts = None if self._tokenizer is None else [TextStream(self._tokenizer) for _ in ids]
+        stops, strings = self._stops(stop)
+        texts = None if self._tokenizer is None else [TextStream(self._tokenizer, strings) for _ in ids]
+
+        def ends(sequence: int, token: int) -> bool:
+            if texts is None:
+                return False
+            texts[sequence].add(token)
+            return texts[sequence].is_stopped
 
         def piece(token: Token) -> Piece:
-            last = token.finish is not None
-            text = "" if texts is None else texts[token.sequence].add(token.id, last)
+            text = "" if texts is None else texts[token.sequence].take(token.finish is not None)
             return Piece(token.sequence, token.id, text, token.finish)
 
+        steps = generate_ids(self._runner, ids, max_new_tokens, sampling, stops, self._drafting, ends)
         return (piece(token) for tokens in steps for token in tokens)
 
-    def _encode(self, prompts: Prompt | Sequence[Prompt], chat: bool) -> list[list[int]]:
-        one = isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(entry, int) for entry in prompts))
-        batch: Sequence[object] = [prompts] if one else prompts
-        return [self._encoded(prompt, chat) for prompt in batch]
+    def _stops(self, stop: Sequence[int | str] | None) -> tuple[frozenset[int], list[str]]:
+        """The tokens and the strings that end a text."""
+        given = [] if stop is None else [stop] if isinstance(stop, str) else list(stop)
+        strings = [entry for entry in given if isinstance(entry, str)]
+        if not all(strings):
+            raise UsageError("a stop string is empty; leave it out")
+        if strings and self._tokenizer is None:
+            self._tokenizer = Tokenizer(self._folder)
+        tokens = [entry for entry in given if not isinstance(entry, str)]
+        return frozenset(tokens or ([] if stop is not None and not strings else self.decoder.eos_token_ids)), strings
 
-    def _encoded(self, prompt: object, chat: bool) -> list[int]:
-        if isinstance(prompt, str):
+    def _text(self, tokens: Sequence[int], finish: Finish, stop: Sequence[int | str] | None) -> str:
+        if self._tokenizer is None:
+            return ""
+        stops, strings = self._stops(stop)
+        text = self._tokenizer.decode(tokens[:-1] if finish == "stop" and tokens[-1] in stops else tokens)
+        return text[: min((place for word in strings if (place := text.find(word)) >= 0), default=len(text))]
+
+    def _encode(self, prompts: Prompt | Sequence[Prompt], chat: bool, system: str | None) -> list[list[int]]:
+        one = isinstance(prompts, str) or any(
+            len(prompts) > 0 and all(isinstance(entry, kind) for entry in prompts) for kind in (int, Mapping)
+        )
+        batch: Sequence[object] = [prompts] if one else prompts
+        return [self._encoded(prompt, chat, system) for prompt in batch]
+
+    def _encoded(self, prompt: Any, chat: bool, system: str | None) -> list[int]:
+        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and all(isinstance(part, Mapping) for part in prompt)
+        if isinstance(prompt, str) or is_chat:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer(self._folder)
-            return self._tokenizer.encode_chat(prompt) if chat else self._tokenizer.encode(prompt)
+            if not (chat or is_chat):
+                return self._tokenizer.encode(prompt)
+            messages = prompt if is_chat else [{"role": "user", "content": prompt}]
+            first = [] if system is None else [{"role": "system", "content": system}]
+            return self._tokenizer.encode_chat([*first, *messages])
         if chat:
-            raise BuilderError(USAGE, "a chat template takes text, and a prompt of token ids was given")
-        return [int(token) for token in prompt]  # type: ignore[attr-defined]
+            raise UsageError("a chat template takes text, and a prompt of token ids was given")
+        return [int(token) for token in prompt]

@@ -1,4 +1,4 @@
-"""What runs a decoder, by the file or folder that it is given as. Bundles carry this module."""
+"""Opens the runner of a decoder by its file or folder. Bundles carry this module."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
-from ..errors import MODEL_AT_FAULT, USAGE, BuilderError
-from ..export.decoder_contract import TOKENIZER
-from ..tensorrt.build_script import MANIFEST
-from ..tensorrt.load import ENGINES
-from .loop import Runner
+from ..errors import ModelFaultError, UsageError
+from ..model.decoder_contract import TOKENIZER
+from ..model.model_files import ENGINES, is_model_directory
+from .runner import SlotRunner
 
-#: What runs a decoder; auto: what its file is made for.
+#: Runners of decoders; auto: the one that the file is made for.
 RunnerName = Literal["auto", "tensorrt", "onnxruntime", "torch"]
-
-
-def is_model_directory(path: Path) -> bool:
-    """Whether `path` is a Hugging Face directory, and no bundle."""
-    return path.is_dir() and not (path / MANIFEST).is_file() and (path / "config.json").is_file()
 
 
 def prepared(path: Path, made: ExitStack, task: str = "generate", max_batch: int | None = None) -> Path:
@@ -30,24 +24,23 @@ def prepared(path: Path, made: ExitStack, task: str = "generate", max_batch: int
         return path
     from trt_nvfp4.common.replacing import scratch
 
-    from ..export.decoder_contract import CacheOptions
     from ..export.huggingface import export
     from ..export.tokenizer_files import copy_tokenizer
+    from ..model.decoder_contract import CacheOptions
 
     folder = made.enter_context(scratch(None))
     copy_tokenizer(path, folder / TOKENIZER)
     return export(path, folder / "model.onnx", task, CacheOptions(max_batch=max_batch))
 
 
-# The manifest of a model of several parts; bundles of decoders carry this module, and not those that read it.
+# Manifests of models of several parts and of ranks; bundles of decoders lack the modules that read them.
 _PARTS = "components.json"
-# Of the ranks of a split model, likewise.
 _RANKS = "parallel.json"
 
 
 def opened(
     path: Path, made: ExitStack, manifest: Path | None = None, runner: RunnerName = "auto"
-) -> tuple[Runner, Path]:
+) -> tuple[SlotRunner, Path]:
     """The runner of `path`, a Hugging Face directory or the ranks of a split model too, and the file or folder that it
     runs; messages name `path`.
 
@@ -55,7 +48,7 @@ def opened(
     `parallel.runner.open_ranks` do.
     """
     if (path / _RANKS).is_file():
-        from ..parallel.runner import open_ranks
+        from .ranks_runner import open_ranks
 
         ranks = open_ranks(path, made, runner)
         made.callback(ranks.close)
@@ -67,7 +60,7 @@ def opened(
     return found, model
 
 
-def open_runner(path: Path, manifest: Path | None = None, runner: RunnerName = "auto") -> Runner:
+def open_runner(path: Path, manifest: Path | None = None, runner: RunnerName = "auto") -> SlotRunner:
     """The runner of an engine, an ONNX model, or a bundle: its engine once that is built, its model before.
 
     `runner`: auto takes TensorRT for an engine and ONNX Runtime, on the CPU, for a model. onnxruntime and torch, which
@@ -76,7 +69,7 @@ def open_runner(path: Path, manifest: Path | None = None, runner: RunnerName = "
     missing, broken or no decoder with caches, unavailable for an engine that cannot run here.
     """
     if not path.exists():
-        raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file or folder")
+        raise ModelFaultError(f"{path}: no such file or folder")
     if path.is_dir():
         return open_runner(_of_folder(path, runner), runner=runner)
     if path.suffix in ENGINES and runner in ("auto", "tensorrt"):
@@ -86,13 +79,11 @@ def open_runner(path: Path, manifest: Path | None = None, runner: RunnerName = "
     if path.suffix in ENGINES:
         return open_runner(_rewritten(path, runner), runner=runner)
     if path.suffix != ".onnx":
-        raise BuilderError(
-            USAGE, f"{path}: expected an engine (.engine), an ONNX file, a bundle folder or a Hugging Face directory"
+        raise UsageError(
+            f"{path}: expected an engine (.engine), an ONNX file, a bundle folder or a Hugging Face directory"
         )
     if runner == "tensorrt":
-        raise BuilderError(
-            USAGE, f"--runner tensorrt runs engines, and {path} is an ONNX model; build it first (build-engine)"
-        )
+        raise UsageError(f"--runner tensorrt runs engines, and {path} is an ONNX model; build it first (build-engine)")
     if runner == "torch":
         from .torch_runner import TorchRunner
 
@@ -105,9 +96,8 @@ def open_runner(path: Path, manifest: Path | None = None, runner: RunnerName = "
 def _rewritten(engine: Path, runner: str) -> Path:
     model = engine.with_suffix(".rewritten.onnx")
     if not model.is_file():
-        raise BuilderError(
-            MODEL_AT_FAULT,
-            f"--runner {runner} runs the rewritten model of an engine, and {model} is not there; give an ONNX model",
+        raise ModelFaultError(
+            f"--runner {runner} runs the rewritten model of an engine, and {model} is not there; give an ONNX model"
         )
     return model
 
@@ -119,10 +109,10 @@ def tokenizer_folder(path: Path) -> Path:
 
 def _of_folder(folder: Path, runner: str) -> Path:
     if (folder / _RANKS).is_file():
-        raise BuilderError(USAGE, f"{folder}: holds the ranks of a model, which run together")
+        raise UsageError(f"{folder}: holds the ranks of a model, which run together")
     if (folder / _PARTS).is_file():
-        raise BuilderError(USAGE, f"{folder}: holds the parts of a model, which trt_nvfp4.Pipeline runs in Python")
-    from ..report.inspection import read_manifest
+        raise UsageError(f"{folder}: holds the parts of a model, which trt_nvfp4.Pipeline runs in Python")
+    from ..tensorrt.bundle_manifest import read_manifest
 
     manifest = read_manifest(folder)
     engine = folder / str(manifest.get("engine", ""))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trt_nvfp4.common.limited import LimitError
 from trt_nvfp4.common.tokenizers import (
@@ -15,7 +16,7 @@ from trt_nvfp4.common.tokenizers import (
     tokenized,
 )
 
-from ..errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
+from ..errors import ModelFaultError, UnavailableError, UsageError
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -27,82 +28,110 @@ class Tokenizer:
         """Raises BuilderError: usage without a tokenizer, unavailable without transformers, model for a broken one."""
         self._folder = folder
         if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 f"{folder}: no tokenizer is there (tokenizer.json or tokenizer_config.json), and text needs one; copy "
-                "the model's tokenizer there, or name its folder with --tokenizer",
+                "the model's tokenizer there, or name its folder with --tokenizer"
             )
         try:
             self._tokenizer = load_tokenizer(folder)
         except ImportError as error:
-            raise BuilderError(UNAVAILABLE, f"text needs transformers: pip install transformers ({error})") from error
+            raise UnavailableError(f"text needs transformers: pip install transformers ({error})") from error
         except Exception as error:  # transformers raises many kinds for a broken tokenizer
-            raise BuilderError(MODEL_AT_FAULT, f"{folder}: transformers cannot load its tokenizer: {error}") from error
+            raise ModelFaultError(f"{folder}: transformers cannot load its tokenizer: {error}") from error
         self._has_simple_decoder = has_simple_decoder(self._tokenizer)
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """The text's tokens. `special_tokens`: with those that the tokenizer adds, such as one at the beginning. Raises
-        BuilderError (usage) for text that is not UTF-8, (model) for a tokenizer that comes to no end."""
+        UsageError for text that is not UTF-8, (model) for a tokenizer that comes to no end."""
         tokenize = self._tokenizer
         try:
             text.encode()
         except UnicodeEncodeError as error:  # bytes that the command line could not decode
-            raise BuilderError(
-                USAGE, f"prompt {text[:40]!r}: not UTF-8 text, from character {error.start + 1} on; give it in UTF-8"
+            raise UsageError(
+                f"prompt {text[:40]!r}: not UTF-8 text, from character {error.start + 1} on; give it in UTF-8"
             ) from error
         try:
             found = tokenized(lambda: list(tokenize(text, add_special_tokens=special_tokens)["input_ids"]), len(text))
         except LimitError as error:
-            raise BuilderError(MODEL_AT_FAULT, f"{self._folder}: its tokenizer fails: {error}") from error
+            raise ModelFaultError(f"{self._folder}: its tokenizer fails: {error}") from error
         return [int(token) for token in found]
 
     def check_chat(self) -> None:
-        """Raise BuilderError (usage) without a chat template."""
-        if not getattr(self._tokenizer, "chat_template", None):
-            raise BuilderError(
-                USAGE,
+        """Raise UsageError without a chat template."""
+        if not self.has_chat_template:
+            raise UsageError(
                 f"{self._folder}: this tokenizer has no chat template; leave out --chat, or put the model's "
-                "chat_template.jinja there",
+                "chat_template.jinja there"
             )
 
-    def encode_chat(self, text: str) -> list[int]:
-        """The text as a user's message, with what the assistant's answer begins with. Raises BuilderError (usage)
-        without a chat template, (model) where it fails."""
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(getattr(self._tokenizer, "chat_template", None))
+
+    @property
+    def wrapped(self) -> Any:
+        """The tokenizer of transformers."""
+        return self._tokenizer
+
+    def encode_chat(
+        self, chat: str | Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """A user's message, or the messages of a chat (`role`, `content`), with what the assistant's answer begins
+        with. `tools`: the functions that the model may call, as the template takes them. Raises UsageError without a
+        chat template, ModelFaultError where it fails."""
         self.check_chat()
+        messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
         try:
-            (rendered,) = render_chats(self._tokenizer, [[{"role": "user", "content": text}]], True)
+            (rendered,) = render_chats(self._tokenizer, [messages], True, tools)
         except (TemplateError, LimitError) as error:
-            raise BuilderError(MODEL_AT_FAULT, f"{self._folder}: its chat template fails: {error}") from error
+            raise ModelFaultError(f"{self._folder}: its chat template fails: {error}") from error
         # Templates write the special tokens themselves.
         return self.encode(rendered, special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, without special ones. Raises BuilderError (model) for a tokenizer that fails."""
+        """The text of tokens, without special ones. Raises ModelFaultError for a tokenizer that fails."""
         try:
             return decoded(self._tokenizer, ids, self._has_simple_decoder)
-        except LimitError as error:
-            raise BuilderError(MODEL_AT_FAULT, f"{self._folder}: its tokenizer fails: {error}") from error
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # Rust's, which is no Exception, and can be had by name alone
-                raise
-            raise BuilderError(MODEL_AT_FAULT, f"{self._folder}: its tokenizer fails: {error}") from error
+        except (LimitError, ValueError) as error:
+            raise ModelFaultError(f"{self._folder}: its tokenizer fails: {error}") from error
 
 
 class TextStream:
-    """Text of a growing sequence of tokens, as it becomes certain: a character may take several tokens."""
+    """Text of a growing sequence of tokens, as it becomes certain: a character may take several tokens, and the text
+    ends before the first of the `stop` strings."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self._tokenizer, self._stop = tokenizer, stop
         self._ids: list[int] = []
         # Tokens from `_start` are decoded again, for the spaces between words; those before `_shown` have been given.
         self._start = self._shown = 0
+        self._held = ""
+        self.is_stopped = False
 
-    def add(self, token: int, last: bool) -> str:
-        """What the token adds to the text; with the `last` one, all that is left."""
+    def add(self, token: int) -> None:
+        """The next token; afterwards `is_stopped` says whether a stop string has come."""
         self._ids.append(token)
-        before = self._tokenizer.decode(self._ids[self._start : self._shown])
         text = self._tokenizer.decode(self._ids[self._start :])
-        if not last and text.endswith(_REPLACEMENT):
-            return ""
+        if not text.endswith(_REPLACEMENT):
+            self._show(text)
+
+    def take(self, last: bool) -> str:
+        """The text that has become certain since the last call; in the `last` call all that is left."""
+        if last and self._shown < len(self._ids):
+            self._show(self._tokenizer.decode(self._ids[self._start :]))
+        kept = 0 if last or self.is_stopped else max(map(self._beginning, self._stop), default=0)
+        certain = len(self._held) - kept
+        text, self._held = self._held[:certain], self._held[certain:]
+        return text
+
+    def _show(self, text: str) -> None:
+        before = self._tokenizer.decode(self._ids[self._start : self._shown])
         self._start, self._shown = self._shown, len(self._ids)
-        return text[len(before) :]
+        self._held += text[len(before) :]
+        if places := [place for stop in self._stop if (place := self._held.find(stop)) >= 0]:
+            self._held, self.is_stopped = self._held[: min(places)], True
+
+    def _beginning(self, stop: str) -> int:
+        """How many characters at the end may be the beginning of a stop string."""
+        longest = min(len(stop) - 1, len(self._held))
+        return next((count for count in range(longest, 0, -1) if self._held.endswith(stop[:count])), 0)

@@ -1,6 +1,6 @@
-"""Logits on Torch's device: what is chosen comes to the host, and all of them only where a caller asks for it."""
+"""Logits on Torch's device: the chosen ones come to the host, all of them only on request."""
 
-from __future__ import annotations
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,16 +13,22 @@ _BITS_WITHOUT_SIGN = 0x7FFFFFFF
 
 
 class TorchLogits:
-    """Logits of each sequence's last valid token. They are gone with the runner's next step."""
+    """Logits of each sequence's last valid tokens. They are gone with the runner's next step."""
 
-    def __init__(self, values: Tensor, new: np.ndarray) -> None:
-        """`values` [batch, 1 or tokens, vocab] of a floating-point type; `new` [batch], valid tokens."""
-        if values.shape[1] > 1:
-            last = torch.from_numpy(new - 1).to(values.device)
-            values = values[torch.arange(len(new), device=values.device), last]
-        else:
-            values = values[:, 0]
+    def __init__(self, values: Tensor) -> None:
+        """`values` [rows, vocab] of a floating-point type."""
         self._values = values
+
+    @classmethod
+    def of_tokens(cls, values: Tensor, rows: np.ndarray) -> "TorchLogits":
+        """The logits of `rows`, int64 [batch, count], of `values` [batch, tokens, vocab]."""
+        if rows.shape[1] < values.shape[1]:
+            index = torch.from_numpy(rows).to(values.device)
+            values = values[torch.arange(len(rows), device=values.device)[:, None], index]
+        return cls(values.flatten(0, 1))
+
+    def rows(self, numbers: Sequence[int]) -> "TorchLogits":
+        return TorchLogits(self._values[torch.tensor(numbers, device=self._values.device)])
 
     def host(self) -> np.ndarray:
         found: np.ndarray = self._values.float().cpu().numpy()

@@ -3,9 +3,7 @@
 For GPUs that an engine was not built for, and machines without TensorRT. Decode steps run as a CUDA graph.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,21 +11,28 @@ import numpy as np
 import torch
 from torch import Tensor, distributed
 
+from trt_nvfp4.common.cache_names import is_state
 from trt_nvfp4.plugins.compile.library import Progress, build_library
 from trt_nvfp4.plugins.host import PluginHost
 
-from ..errors import UNAVAILABLE, BuilderError
-from ..export.decoder_contract import IDS, LOGITS, NEW_LENGTH, PAST_LENGTH
-from ..onnx_file import read
+from ..errors import UnavailableError
+from ..model.decoder_contract import HIDDEN, IDS, LOGIT_TOKENS, LOGITS, NEW_LENGTH, PAST_LENGTH, PREVIOUS_HIDDEN
+from ..model.onnx_file import read
 from ..targets import arch_of
-from .caches import cache_shapes
+from ..tensorrt.kernels import kernels_of
+from .caches import cache_shapes, cache_types, logit_rows, padded_step, row_axis
 from .onnx_runner import checked_decoder
 from .torch_graph.graph import Graph
 from .torch_graph.plugins import HostedPlugins, Plugins, ReferencePlugins
 from .torch_graph.program import Program
 from .torch_logits import TorchLogits
 
-_CACHE_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_CACHE_TYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+}
 
 
 def has_gpu() -> bool:
@@ -35,9 +40,35 @@ def has_gpu() -> bool:
     return torch.cuda.is_available() and torch.version.cuda is not None
 
 
+class _ShortStep:
+    """Steps of one length in a program of their own: as a CUDA graph from the second step of a batch on. The first
+    chooses kernels, which cannot be recorded."""
+
+    def __init__(self, program: Program, inputs: dict[str, Tensor]) -> None:
+        """`inputs`: what a recorded step reads, at addresses that stay."""
+        self.program, self.inputs = program, inputs
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._outputs: list[Tensor] = []
+        self._runs = 0
+
+    def run(self, run: Callable[[Program, dict[str, Tensor]], list[Tensor]]) -> list[Tensor]:
+        """The outputs of one step; `run` computes one."""
+        self._runs += 1
+        if self._graph is None and self._runs == 2 and self.inputs[IDS].is_cuda and not self.program.waits:
+            self._graph = torch.cuda.CUDAGraph()
+            # NCCL's own thread asks for events meanwhile.
+            mode = "thread_local" if distributed.is_initialized() else "global"
+            with torch.cuda.graph(self._graph, capture_error_mode=mode):
+                self._outputs = run(self.program, self.inputs)
+        if self._graph is None:
+            return run(self.program, self.inputs)
+        self._graph.replay()
+        return self._outputs
+
+
 class TorchRunner:
-    """Caches are allocated once per batch and updated in place. Steps of one token run in a program of their own, and
-    as a CUDA graph from the second such step of a batch on."""
+    """Caches are allocated once per batch and updated in place. Steps of few tokens run as CUDA graphs, one for each
+    length, to which shorter ones are padded."""
 
     def __init__(self, model: Path, device: str | None = None, progress: Progress | None = None) -> None:
         """`model` is an exported or rewritten ONNX file; `device` "cuda" or "cpu" (default: the GPU, if there is one).
@@ -48,76 +79,85 @@ class TorchRunner:
         self._device = torch.device(device or ("cuda" if has_gpu() else "cpu"))
         on_gpu = self._device.type == "cuda"
         if on_gpu and not has_gpu():
-            raise BuilderError(UNAVAILABLE, "torch sees no NVIDIA GPU here; use --runner onnxruntime")
+            raise UnavailableError("torch sees no NVIDIA GPU here; use --runner onnxruntime")
         where = torch.cuda.get_device_name(self._device) if on_gpu else "CPU"
         self.name = f"{model} (torch, {where})"
         self.decoder = checked_decoder(read(model), model)
         self.longest_step = self.decoder.capacity
         graph = Graph(model, self._device)
-        plugins = plugins_of(graph, on_gpu, progress)
-        self._prefill, self._decode = (Program(graph, plugins, self.decoder.caches) for _ in range(2))
-        self._inputs: dict[str, Tensor] = {}
+        self._program = partial(Program, graph, plugins_of(graph, on_gpu, progress), self.decoder.caches)
+        self._prefill = self._program()
+        self._batch = 0
         self._caches: dict[str, Tensor] = {}
-        self._logits: Tensor | None = None
-        self._recorded: torch.cuda.CUDAGraph | None = None
-        self._single_steps = 0
+        self._saved: dict[str, Tensor] = {}
+        #: The last step's, or none.
+        self._hidden: list[Tensor] = []
+        #: By their lengths.
+        self._short: dict[int, _ShortStep] = {}
 
     def start(self, batch: int) -> None:
-        if self._inputs and self._inputs[PAST_LENGTH].shape[0] == batch:
+        if batch == self._batch:
             for cache in self._caches.values():
                 cache.zero_()
             return
         self._forget()
-        dtype = _CACHE_TYPES[self.decoder.cache_dtype]
+        self._batch = batch
+        types = cache_types(self.decoder)
         self._caches = {
-            name: torch.zeros(
-                shape, dtype=torch.int8 if name in self.decoder.fp8_caches else dtype, device=self._device
-            )
+            name: torch.zeros(shape, dtype=_CACHE_TYPES[types[name]], device=self._device)
             for name, shape in cache_shapes(self.decoder, batch).items()
         }
-        # What a recorded step reads: one token per sequence.
-        sizes = {IDS: (batch, 1), PAST_LENGTH: (batch,), NEW_LENGTH: (batch,)}
-        self._inputs = {name: torch.zeros(size, dtype=torch.int64, device=self._device) for name, size in sizes.items()}
 
     @torch.inference_mode()
-    def step(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> TorchLogits:
-        given = {IDS: ids, PAST_LENGTH: past, NEW_LENGTH: new}
+    def step(
+        self, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1, previous: np.ndarray | None = None
+    ) -> TorchLogits:
+        tokens = padded_step(ids.shape[1], int(past.max()), self.decoder.capacity)
+        padding = (0, tokens - ids.shape[1])
+        given = {IDS: np.pad(ids, ((0, 0), padding)), PAST_LENGTH: past, NEW_LENGTH: new}
+        if previous is not None:
+            given[PREVIOUS_HIDDEN] = np.pad(previous, ((0, 0), padding, (0, 0)))
         tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in given.items()}
-        if ids.shape[1] > 1:
-            logits = self._run(self._prefill, {name: tensor.to(self._device) for name, tensor in tensors.items()})
+        if previous is not None:
+            tensors[PREVIOUS_HIDDEN] = tensors[PREVIOUS_HIDDEN].to(_CACHE_TYPES[self.decoder.cache_dtype])
+        if tokens > LOGIT_TOKENS:
+            on_device = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+            logits, *self._hidden = self._run(self._prefill, on_device)
         else:
+            if tokens not in self._short:
+                inputs = {name: torch.empty_like(tensor, device=self._device) for name, tensor in tensors.items()}
+                self._short[tokens] = _ShortStep(self._program(), inputs)
+            short = self._short[tokens]
             for name, tensor in tensors.items():
-                self._inputs[name].copy_(tensor)
-            logits = self._single_step()
-        return TorchLogits(logits, new)
+                short.inputs[name].copy_(tensor)
+            logits, *self._hidden = short.run(self._run)
+        return TorchLogits.of_tokens(logits, logit_rows(self.decoder, logits.shape[1], new, count))
+
+    def hidden(self) -> np.ndarray:
+        found: np.ndarray = self._hidden[0].float().cpu().numpy()
+        return found
+
+    def save_states(self) -> None:
+        self._saved = {name: cache.clone() for name, cache in self._caches.items() if is_state(name)}
+
+    def restore_states(self, rows: Sequence[int]) -> None:
+        for name, saved in self._saved.items():
+            self._caches[name][list(rows)] = saved[list(rows)]
+
+    def clear_row(self, row: int) -> None:
+        for name, cache in self._caches.items():
+            cache.select(row_axis(name), row).zero_()
+
+    def copy_row(self, source: int, target: int) -> None:
+        for name, cache in self._caches.items():
+            cache.select(row_axis(name), target).copy_(cache.select(row_axis(name), source))
 
     def close(self) -> None:
         self._forget()
         self._prefill.close()
-        self._decode.close()
 
-    def _single_step(self) -> Tensor:
-        """Run the decode program, or replay it. Its first run chooses kernels, which cannot be recorded; the second is
-        recorded."""
-        self._single_steps += 1
-        if (
-            self._recorded is None
-            and self._single_steps == 2
-            and self._device.type == "cuda"
-            and not self._decode.waits
-        ):
-            self._recorded = torch.cuda.CUDAGraph()
-            # NCCL's own thread asks for events meanwhile.
-            mode = "thread_local" if distributed.is_initialized() else "global"
-            with torch.cuda.graph(self._recorded, capture_error_mode=mode):
-                self._logits = self._run(self._decode, self._inputs)
-        if self._recorded is None:
-            return self._run(self._decode, self._inputs)
-        self._recorded.replay()
-        assert self._logits is not None
-        return self._logits
-
-    def _run(self, program: Program, inputs: dict[str, Tensor]) -> Tensor:
+    def _run(self, program: Program, inputs: dict[str, Tensor]) -> list[Tensor]:
+        """Logits and, where the decoder gives them out, hidden states."""
         outputs = program.run({**inputs, **self._caches})
         for cache, present in zip(
             self._caches.values(), (outputs[name] for name in self.decoder.presents), strict=True
@@ -125,18 +165,20 @@ class TorchRunner:
             # Where an operator has no way of updating in place.
             if present.data_ptr() != cache.data_ptr():
                 cache.copy_(present)
-        return outputs[LOGITS]
+        return [outputs[name] for name in (LOGITS, HIDDEN)[: 2 if self.decoder.hidden_size else 1]]
 
     def _forget(self) -> None:
-        if self._recorded is not None:
+        if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._recorded, self._logits, self._single_steps = None, None, 0
-        self._caches, self._inputs = {}, {}
+        for short in self._short.values():
+            short.program.close()
+        self._caches, self._saved, self._short, self._batch = {}, {}, {}, 0
 
 
 def plugins_of(graph: Graph, on_gpu: bool, progress: Progress | None) -> Callable[[], Plugins]:
-    """What makes the operators of plugin nodes; a library is compiled only where the graph has any."""
+    """The factory of operators of plugin nodes; a library is compiled only where the graph has any."""
     if not on_gpu or not graph.plugin_nodes:
         return ReferencePlugins
-    library = build_library(arch_of(torch.cuda.get_device_capability(graph.device)), progress=progress)
+    arch = arch_of(torch.cuda.get_device_capability(graph.device))
+    library = build_library(arch, groups=kernels_of(read(graph.path)), progress=progress)
     return partial(HostedPlugins, PluginHost(library))

@@ -1,50 +1,48 @@
 """Optimization profiles of a decoder: prefill, and the step that generates one token per sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
-from trt_nvfp4.builder.export.decoder_contract import Decoder
-from trt_nvfp4.builder.inputs.shapes import RANGES, Profile, Profiles, Shape, derive_profiles
+from trt_nvfp4.builder.errors import ModelFaultError, UsageError
+from trt_nvfp4.builder.inputs.shape_text import Shape
+from trt_nvfp4.builder.inputs.shapes import RANGES, Profile, Profiles, derive_profiles
+from trt_nvfp4.builder.model.decoder_contract import LOGIT_TOKENS, Decoder
 from trt_nvfp4.common.cache_names import layer_names, stacked_names
 
 
 def decoder_profiles(
     inputs: Mapping[str, Sequence[int | str]],
     decoder: Decoder,
-    least: Mapping[str, Shape],
-    typical: Mapping[str, Shape],
-    most: Mapping[str, Shape],
+    min_shapes: Mapping[str, Shape],
+    opt_shapes: Mapping[str, Shape],
+    max_shapes: Mapping[str, Shape],
 ) -> list[Profiles]:
     """[prefill, decode]. Prompts have 1 to as many tokens as the caches hold, unless overrides of them say
-    otherwise; a decode step has one token per sequence, in the same batches.
+    otherwise; a decode step has one token per sequence and is tuned for it, with room for a draft to verify, in the
+    same batches.
 
-    Raises BuilderError (usage) as `derive_profiles`, (model) where the tokens' input is not [batch, tokens, ...].
+    Raises UsageError as `derive_profiles`, (model) where the tokens' input is not [batch, tokens, ...].
     """
     tokens = min(RANGES["sequence"][1][1], decoder.capacity)
     if len(found := inputs.get(decoder.tokens, ())) < 2:
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"input {decoder.tokens!r}, the decoder's tokens by its metadata, has the shape {list(found)}, expected "
-            "[batch, tokens]; export the model again",
+            "[batch, tokens]; export the model again"
         )
     _, new, *rest = inputs[decoder.tokens]
     width = tuple(size for size in rest if isinstance(size, int))
     prefill = derive_profiles(
         inputs,
-        {decoder.tokens: (1, 1, *width), **least},
-        {decoder.tokens: (1, tokens, *width), **typical},
-        {decoder.tokens: (decoder.max_batch, decoder.capacity, *width), **most},
+        {decoder.tokens: (1, 1, *width), **min_shapes},
+        {decoder.tokens: (1, tokens, *width), **opt_shapes},
+        {decoder.tokens: (decoder.max_batch, decoder.capacity, *width), **max_shapes},
     )
-    if (longest := prefill[decoder.tokens].most[1]) > decoder.capacity:
-        raise BuilderError(
-            USAGE,
+    if (longest := prefill[decoder.tokens].max[1]) > decoder.capacity:
+        raise UsageError(
             f"--max-shapes {decoder.tokens}: {longest} tokens, but the caches hold {decoder.capacity}; give fewer, or "
-            "export the model with a larger --cache-capacity",
+            "export the model with a larger --cache-capacity"
         )
     decode = {
-        name: _of_one_token(profile, inputs[name].index(new)) if new in inputs[name] else profile
+        name: _decode_step(profile, inputs[name].index(new), decoder) if new in inputs[name] else profile
         for name, profile in prefill.items()
     }
     return [prefill, decode]
@@ -60,11 +58,13 @@ def with_stacked_caches(profiles: Sequence[Profiles], decoder: Decoder | None) -
             if not found:
                 continue  # they are the rewritten model's own
             front = (last - first + 1, 2)
-            least, typical, most = ((*front, *shape) for shape in (found[0].least, found[0].typical, found[0].most))
-            profile[stacked_names(first, last)[0]] = Profile(least, typical, most)
+            low, middle, high = ((*front, *shape) for shape in (found[0].min, found[0].opt, found[0].max))
+            profile[stacked_names(first, last)[0]] = Profile(low, middle, high)
     return changed
 
 
-def _of_one_token(profile: Profile, axis: int) -> Profile:
-    least, typical, most = ((*s[:axis], 1, *s[axis + 1 :]) for s in (profile.least, profile.typical, profile.most))
-    return Profile(least, typical, most)
+def _decode_step(profile: Profile, axis: int, decoder: Decoder) -> Profile:
+    most = min(LOGIT_TOKENS, decoder.verified_tokens, profile.max[axis])
+    sizes = zip((profile.min, profile.opt, profile.max), (1, 1, most), strict=True)
+    low, middle, high = ((*shape[:axis], size, *shape[axis + 1 :]) for shape, size in sizes)
+    return Profile(low, middle, high)

@@ -1,7 +1,5 @@
 """Names of dimensions that are arithmetic, as torch's exporter writes them: `2*batch`, `(height//14)*(width//14)`."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Mapping
 

@@ -1,7 +1,5 @@
 """Inputs for a model when the user has none at hand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,8 +7,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from trt_nvfp4.builder.export.decoder_contract import IDS, NEW_LENGTH, PAST_LENGTH
-from trt_nvfp4.builder.inputs.shapes import typical_shapes
+from trt_nvfp4.builder.inputs.shapes import derive_opt_shapes
+from trt_nvfp4.builder.model.decoder_contract import IDS, NEW_LENGTH, PAST_LENGTH
 from trt_nvfp4.calibration.samples.samples import InputSpec
 
 
@@ -23,24 +21,24 @@ def random_samples(
 ) -> list[dict[str, np.ndarray]]:
     """Inputs that make sense to most models: ids within the vocabulary, masks of ones, rising positions, normal floats.
 
-    Shapes are the derived typical ones, overridden by `shapes`.
+    Shapes are the derived opt shapes, overridden by `shapes`.
     """
-    typical = typical_shapes({name: spec.shape for name, spec in specs.items()}, shapes)
+    found = derive_opt_shapes({name: spec.shape for name, spec in specs.items()}, shapes)
     return [
         {
-            name: _random_input(name, spec.dtype, typical[name], vocabulary.get(name, 2), rng)
+            name: _random_input(name, spec.dtype, found[name], vocabulary.get(name, 2), rng)
             for name, spec in specs.items()
         }
-        | _lengths(specs, typical)
+        | _lengths(specs, found)
         for _ in range(count)
     ]
 
 
-def _lengths(specs: Mapping[str, InputSpec], typical: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+def _lengths(specs: Mapping[str, InputSpec], opt_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """A decoder's lengths for empty caches and prompts without padding."""
     if not {IDS, PAST_LENGTH, NEW_LENGTH} <= set(specs):
         return {}
-    batch, tokens = typical[IDS]
+    batch, tokens = opt_shapes[IDS]
     return {
         PAST_LENGTH: np.zeros(batch, specs[PAST_LENGTH].dtype),
         NEW_LENGTH: np.full(batch, tokens, specs[NEW_LENGTH].dtype),

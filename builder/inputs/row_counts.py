@@ -1,39 +1,38 @@
 """How many rows each subgraph multiplies at given input shapes: what its cost and its speed depend on."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 
 import onnx
 
-from trt_nvfp4.builder.inputs.shapes import Shape, typical_shapes
+from trt_nvfp4.builder.inputs.shape_text import Shape
+from trt_nvfp4.builder.inputs.shapes import derive_opt_shapes
 from trt_nvfp4.common.limited import LimitError
 from trt_nvfp4.common.onnx_process import changed_by_onnx
 from trt_nvfp4.graph_passes.load.normalize import without_weights
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
 from trt_nvfp4.graph_passes.planning.plan import PlannedSubgraph
-from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 
 
 def subgraph_tokens(
     model: SourceModel,
     subgraphs: Iterable[Subgraph | PlannedSubgraph],
-    typical: Mapping[str, Shape] | None = None,
+    opt_shapes: Mapping[str, Shape] | None = None,
 ) -> dict[str, int]:
     """Rows of every subgraph's input, by subgraph name, from ONNX's shape inference.
 
-    `typical` overrides the derived typical shapes of the model's inputs. Where inference cannot tell, the rows are
+    `opt_shapes` overrides the derived opt shapes of the model's inputs. Where inference cannot tell, the rows are
     those of the model's first input: all its entries for ids, all but the last axis for values; 1 without inputs.
 
-    Raises BuilderError (usage) when a shape does not fit the model's inputs; ModelError where ONNX fails at the model.
+    Raises UsageError when a shape does not fit the model's inputs; ModelError where ONNX fails at the model.
     """
     declared = {
         value.name or "": [dim if isinstance(dim, int) else str(dim.value or "") for dim in value.shape or ()]
         for value in model.graph.inputs
     }
-    shapes = typical_shapes(declared, typical)
+    shapes = derive_opt_shapes(declared, opt_shapes)
     proto = without_weights(model.ir_model)
     for value in proto.graph.input:
         if value.name in shapes:

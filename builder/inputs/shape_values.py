@@ -1,13 +1,12 @@
 """Inputs whose values are a shape, such as a number of tokens to keep: TensorRT needs the range of the values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
-from trt_nvfp4.builder.inputs.shapes import Profile, Profiles, Shape
+from trt_nvfp4.builder.errors import ModelFaultError, UsageError
+from trt_nvfp4.builder.inputs.shape_text import Shape
+from trt_nvfp4.builder.inputs.shapes import Profile, Profiles
 from trt_nvfp4.graph_passes.ir.nodes import is_op
 
 # The operands of these operators that say what is how large.
@@ -53,7 +52,7 @@ def shape_values(graph: ir.Graph) -> dict[str, int]:
 
 
 def value_profiles(values: Mapping[str, int], bounds: tuple[Mapping[str, Shape], ...]) -> Profiles:
-    """Profiles of the inputs `values` (see `shape_values`) from the overrides, least, typical and most; one that is
+    """Profiles of the inputs `values` (see `shape_values`) from the overrides, min, opt and max; one that is
     given stands for those that are not.
 
     Raises BuilderError: usage where nothing is given, as many values are not expected, or they are out of order; model
@@ -64,32 +63,28 @@ def value_profiles(values: Mapping[str, int], bounds: tuple[Mapping[str, Shape],
         given = [bound.get(name) for bound in bounds]
         stated = [shape for shape in given if shape is not None]
         if count < 0:
-            raise BuilderError(
-                MODEL_AT_FAULT,
-                f"input {name!r}: its values are a shape, and nobody knows how many they are; export the model with a "
-                "fixed number, or make them constants",
+            raise ModelFaultError(
+                f"input {name!r}: its values are a shape of unknown rank; export the model with a "
+                "fixed number, or make them constants"
             )
         if not stated:
             example = "x".join("8" * count)
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 f"input {name!r}: its values are a shape, whose range TensorRT needs to know; add "
                 f"{', '.join(f'{flag} {name}:{example}' for flag in _FLAGS)} with the values that it may have, or make "
-                "it a constant of the model",
+                "it a constant of the model"
             )
         for flag, shape in zip(_FLAGS, given, strict=True):
             if shape is not None and len(shape) != count:
-                raise BuilderError(
-                    USAGE,
+                raise UsageError(
                     f"{flag} {name}:{'x'.join(map(str, shape))}: expected {count} values, separated by 'x': those of "
-                    "the input, which are a shape",
+                    "the input, which are a shape"
                 )
         low, middle, high = (shape or stated[min(place, len(stated) - 1)] for place, shape in enumerate(given))
         if not all(a <= b <= c for a, b, c in zip(low, middle, high, strict=True)):
-            raise BuilderError(
-                USAGE,
-                f"input {name!r}: its values, least {list(low)}, typical {list(middle)}, most {list(high)}, are out of "
-                f"order ({', '.join(_FLAGS)})",
+            raise UsageError(
+                f"input {name!r}: its values, min {list(low)}, opt {list(middle)}, max {list(high)}, are out of "
+                f"order ({', '.join(_FLAGS)})"
             )
         profiles[name] = Profile(low, middle, high, is_values=True)
     return profiles

@@ -1,29 +1,27 @@
 """Shape ranges of dynamic inputs: derived from the model, overridden in trtexec's syntax."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.errors import ModelFaultError, UsageError
 from trt_nvfp4.builder.inputs.dimension_names import Expression
+from trt_nvfp4.builder.inputs.shape_text import Shape
 from trt_nvfp4.calibration.samples.samples import CACHE
 from trt_nvfp4.plugins.ops.definition import shapes_fit
 
-Shape = tuple[int, ...]
 Range = tuple[int, int, int]
-# (least, typical, most) of the dimensions that exporters give a meaning by name; the first dimension of an input counts
+# (min, opt, max) of the dimensions that exporters give a meaning by name; the first dimension of an input counts
 # as a batch when its name says nothing else.
 RANGES = {
     "sequence": (re.compile(r"seq|len|token|time|^s$", re.IGNORECASE), (1, 128, 512)),
+    "samples": (re.compile(r"^samples$"), (1600, 80_000, 480_000)),  # of sound at 16 kHz: 0.1, 5 and 30 s
+    "frames": (re.compile(r"^frames$"), (10, 500, 3000)),  # the same at 100 a second
     "batch": (re.compile(r"batch|^b$|^n$|^bs", re.IGNORECASE), (1, 1, 8)),
 }
 # What torch's exporter calls a dimension that nobody named: only its place gives it a meaning.
 _NUMBERED = re.compile(r"s\d+")
-# The largest that TensorRT takes.
-LARGEST_DIMENSION = 2**31 - 1
 # What no sum of names has.
 _ARITHMETIC = re.compile(r"[*/()]|-\s*\w")
 # Within names of lengths of a decoder's cache, and of the cache with the new tokens.
@@ -33,47 +31,31 @@ _TOTAL = re.compile(r"total_?|kv_?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Profile:
-    """Least, typical and most shape of one input; its values, where these are the shape of something."""
+    """Min, opt and max shape of one input; its values, where these are the shape of something."""
 
-    least: Shape
-    typical: Shape
-    most: Shape
+    min: Shape
+    opt: Shape
+    max: Shape
     is_values: bool = False
 
 
-#: Of every input with a dynamic dimension.
+#: A profile's shapes of every input with a dynamic dimension.
 Profiles: TypeAlias = dict[str, Profile]
 
 
-def typical_of(profiles: Mapping[str, Profile]) -> dict[str, Shape]:
+def opt_shapes_of(profiles: Mapping[str, Profile]) -> dict[str, Shape]:
     """The shapes that an engine is tuned for."""
-    return {name: profile.typical for name, profile in profiles.items() if not profile.is_values}
-
-
-def parse_shapes(text: str, flag: str) -> dict[str, Shape]:
-    """`x:1x16,y:2x3` as {"x": (1, 16), "y": (2, 3)}; BuilderError (usage) names the flag."""
-    shapes: dict[str, Shape] = {}
-    for part in filter(None, text.split(",")):
-        name, separator, dims = part.rpartition(":")
-        if not separator or not re.fullmatch(r"\d+(x\d+)*", dims):
-            raise BuilderError(USAGE, f"{flag} {part!r}: expected NAME:AxBxC, such as input_ids:1x128")
-        if name in shapes:
-            raise BuilderError(USAGE, f"{flag}: gives {name} twice; leave one out")
-        for dim in dims.split("x"):
-            if len(dim) > 10 or int(dim) > LARGEST_DIMENSION:  # Python reads no number of thousands of digits
-                shown = dim if len(dim) <= 40 else f"{dim[:10]}... ({len(dim)} digits)"
-                raise BuilderError(USAGE, f"{flag} {name}: no dimension is {shown}; the largest is {LARGEST_DIMENSION}")
-        shapes[name] = tuple(int(dim) for dim in dims.split("x"))
-    return shapes
+    return {name: profile.opt for name, profile in profiles.items() if not profile.is_values}
 
 
 def derive_profiles(
     inputs: Mapping[str, Sequence[int | str]],
-    least: Mapping[str, Shape] | None = None,
-    typical: Mapping[str, Shape] | None = None,
-    most: Mapping[str, Shape] | None = None,
+    min_shapes: Mapping[str, Shape] | None = None,
+    opt_shapes: Mapping[str, Shape] | None = None,
+    max_shapes: Mapping[str, Shape] | None = None,
     longest: int | None = None,
     flags: tuple[str, ...] = ("--min-shapes", "--opt-shapes", "--max-shapes"),
+    batch: Range | None = None,
 ) -> dict[str, Profile]:
     """A profile for every input that has a dynamic dimension.
 
@@ -81,27 +63,26 @@ def derive_profiles(
     leaves the others derived, widened so that it fits; in a dimension without defaults, one given bound holds for all
     three; it holds for other inputs' dimensions of the same name, too. A dimension that is the sum of others by its
     name, as a decoder's cached and new tokens, takes the sums of their ranges; `2*batch` takes twice that of `batch`.
-    The least override of a cache may be 0.
-    `longest` is the model's longest sequence, where it is known; `flags` are the options that errors name, where there
-    is one alone it is that of the typical shapes.
+    The min override of a cache may be 0.
+    `longest` is the model's longest sequence, where it is known, and `batch` the range of batches that nothing else is
+    said of; `flags` are the options that errors name, a single one is that of the opt shapes.
 
     Raises BuilderError: usage for an override that does not fit or a dimension without a range, model for an input
     that takes no values.
     """
     inputs = {name: ["" if isinstance(dim, int) and dim < 0 else dim for dim in dims] for name, dims in inputs.items()}
-    bounds = [dict(least or {}), dict(typical or {}), dict(most or {})]
+    bounds = [dict(min_shapes or {}), dict(opt_shapes or {}), dict(max_shapes or {})]
     for flag, given in zip(flags * (3 // len(flags)), bounds, strict=True):
         for name, shape in given.items():
             _check_override(flag, name, shape, inputs)
         _check_equal_names(flag, given, inputs)
-    ranges = _Ranges(inputs, bounds, longest, flags)
+    ranges = _Ranges(inputs, bounds, longest, flags, batch)
     profiles = {}
     for name, dims in inputs.items():
         if 0 in dims:
-            raise BuilderError(
-                MODEL_AT_FAULT,
+            raise ModelFaultError(
                 f"input {name!r}: dimension {dims.index(0)} is 0, so that it takes no values; export the model with "
-                "the size you need, or with a dynamic one",
+                "the size you need, or with a dynamic one"
             )
         if all(isinstance(dim, int) for dim in dims):
             continue
@@ -110,31 +91,28 @@ def derive_profiles(
     return profiles
 
 
-def typical_shapes(
+def derive_opt_shapes(
     inputs: Mapping[str, Sequence[int | str]], given: Mapping[str, Shape] | None = None
 ) -> dict[str, Shape]:
-    """The typical shape of every input, derived, or that of --shapes, `given`; raises as `derive_profiles`."""
-    profiles = derive_profiles(inputs, typical=given, flags=("--shapes",))
+    """The opt shape of every input, derived, or that of --shapes, `given`; raises as `derive_profiles`."""
+    profiles = derive_profiles(inputs, opt_shapes=given, flags=("--shapes",))
     return {
-        name: profiles[name].typical if name in profiles else tuple(int(dim) for dim in dims)
+        name: profiles[name].opt if name in profiles else tuple(int(dim) for dim in dims)
         for name, dims in inputs.items()
     }
 
 
 def _check_override(flag: str, name: str, shape: Shape, inputs: Mapping[str, Sequence[int | str]]) -> None:
     if name not in inputs:
-        raise BuilderError(USAGE, f"{flag}: the model has no input {name!r}; it has {', '.join(inputs)}")
+        raise UsageError(f"{flag}: the model has no input {name!r}; it has {', '.join(inputs)}")
     dims = inputs[name]
     if not shapes_fit(shape, dims):
         expected = ", ".join(str(dim) if isinstance(dim, int) else (dim or "?") for dim in dims)
-        raise BuilderError(
-            USAGE,
-            f"{flag} {name}:{'x'.join(map(str, shape))} does not fit the input's shape [{expected}]",
-        )
+        raise UsageError(f"{flag} {name}:{'x'.join(map(str, shape))} does not fit the input's shape [{expected}]")
 
 
 def _check_equal_names(flag: str, given: Mapping[str, Shape], inputs: Mapping[str, Sequence[int | str]]) -> None:
-    """Raise BuilderError (usage) where one option gives dimensions of one name several sizes: TensorRT wants them
+    """Raise UsageError where one option gives dimensions of one name several sizes: TensorRT wants them
     equal."""
     seen: dict[str, tuple[str, int]] = {}
     for name, shape in given.items():
@@ -143,8 +121,8 @@ def _check_equal_names(flag: str, given: Mapping[str, Shape], inputs: Mapping[st
                 continue
             other, expected = seen.setdefault(dim, (name, size))
             if size != expected:
-                raise BuilderError(
-                    USAGE, f"{flag}: dimension {dim} is {expected} in {other} and {size} in {name}; give it one size"
+                raise UsageError(
+                    f"{flag}: dimension {dim} is {expected} in {other} and {size} in {name}; give it one size"
                 )
 
 
@@ -156,6 +134,7 @@ class _Ranges:
     bounds: Sequence[Mapping[str, Shape]]
     longest: int | None
     flags: tuple[str, ...]
+    batch: Range | None = None
 
     def of(self, name: str, axis: int) -> Range:
         dim = self.inputs[name][axis]
@@ -170,10 +149,9 @@ class _Ranges:
         if default is None and not stated:
             why = "nothing says its range" if terms is None else f"not all of {' and '.join(terms)} are in the inputs"
             example = "x".join("1" if not isinstance(d, int) else str(d) for d in self.inputs[name])
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 f"input {name!r}: dimension {axis} ({dim or 'unnamed'}) is dynamic and {why}; "
-                f"add {', '.join(self.flags)} {name}:{example} with the sizes you need",
+                f"add {', '.join(self.flags)} {name}:{example} with the sizes you need"
             )
         if computed is not None:
             self._check_computed(name, axis, given, computed, dim, sorted(Expression(dim).names))
@@ -184,21 +162,19 @@ class _Ranges:
         low = given[0] if given[0] is not None else min([low, *stated])
         high = given[2] if given[2] is not None else max([high, *stated])
         middle = given[1] if given[1] is not None else min(max(middle, low), high)
-        # A cache may be empty, but the typical one, which an engine is tuned for, only at the --shapes of a single run.
-        alone = len(self.flags) == 1
-        may_be_empty = CACHE.search(name) is not None and given[1 if alone else 0] == 0
-        if not (0 if may_be_empty else 1) <= low <= middle <= high or not (middle or alone):
-            expected = f"1 <= least <= typical <= most{', or a least of 0' if CACHE.search(name) else ''}"
-            raise BuilderError(
-                USAGE,
-                f"input {name!r}, dimension {axis} ({dim or 'unnamed'}): least {low}, typical {middle}, most {high} "
-                f"are out of order; expected {expected} ({', '.join(self.flags)})",
+        # A cache may be empty, but the opt one, which an engine is tuned for, only at the --shapes of a single run.
+        single = len(self.flags) == 1
+        may_be_empty = CACHE.search(name) is not None and given[1 if single else 0] == 0
+        if not (0 if may_be_empty else 1) <= low <= middle <= high or not (middle or single):
+            expected = f"1 <= min <= opt <= max{', or a min of 0' if CACHE.search(name) else ''}"
+            raise UsageError(
+                f"input {name!r}, dimension {axis} ({dim or 'unnamed'}): min {low}, opt {middle}, max {high} "
+                f"are out of order; expected {expected} ({', '.join(self.flags)})"
             )
         if self.longest is not None and high > self.longest and self._meaning(dim, axis) == "sequence":
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 f"{self.flags[-1]} {name}: dimension {axis} ({dim}) has {high} tokens, and the model's configuration "
-                f"allows for {self.longest}",
+                f"allows for {self.longest}"
             )
         return low, middle, high
 
@@ -209,7 +185,7 @@ class _Ranges:
     def _computed(self, dim: str) -> Range | None:
         """The range of a dimension whose name says how others give it, such as `2*batch`; None for other names.
 
-        Sums alone are those of `_terms`."""
+        Plain sums are those of `_terms`."""
         if not _ARITHMETIC.search(dim):
             return None
         try:
@@ -233,21 +209,20 @@ class _Ranges:
     def _check_computed(
         self, name: str, axis: int, given: Sequence[int | None], computed: Range, formula: str, names: Sequence[str]
     ) -> None:
-        """Raise BuilderError (usage) where a given size is not what `formula` of the dimensions `names` gives: a mask
+        """Raise UsageError where a given size is not what `formula` of the dimensions `names` gives: a mask
         spans past and new tokens."""
         if not all(map(self._places, names)):
             return
         for flag, stated, expected in zip(self.flags * (3 // len(self.flags)), given, computed, strict=True):
             if stated not in (None, expected):
                 inputs = sorted({place for part in names for place, _ in self._places(part)})
-                raise BuilderError(
-                    USAGE,
+                raise UsageError(
                     f"{flag} {name}: dimension {axis} is {formula}, which is {expected} here and not {stated}; "
-                    f"give the shapes of {', '.join(inputs)} too, so that they agree",
+                    f"give the shapes of {', '.join(inputs)} too, so that they agree"
                 )
 
     def _meaning(self, dim: str, axis: int) -> str | None:
-        """What of `RANGES` a dimension is."""
+        """The key in `RANGES` of a dimension."""
         named = next((kind for kind, (pattern, _) in RANGES.items() if pattern.search(dim)), None)
         return named or ("batch" if axis == 0 else self._numbered(dim))
 
@@ -255,20 +230,21 @@ class _Ranges:
         meaning = self._meaning(dim, axis)
         if meaning is None:
             return None
-        low, middle, high = RANGES[meaning][1]
+        low, middle, high = self.batch if meaning == "batch" and self.batch else RANGES[meaning][1]
         if meaning == "sequence" and self.longest is not None:
             return low, min(middle, self.longest), min(high, self.longest)
         return low, middle, high
 
     def _numbered(self, dim: str) -> str | None:
-        """What a dimension that torch numbered is: a batch in front of any input, a sequence as the second of few."""
+        """The key in `RANGES` of a dimension that torch numbered: the first of an input is a batch, the second of few a
+        sequence."""
         places = self._places(dim) if _NUMBERED.fullmatch(dim) else []
         if any(axis == 0 for _, axis in places):
             return "batch"
         return "sequence" if any(axis == 1 and len(self.inputs[name]) <= 3 for name, axis in places) else None
 
     def _terms(self, dim: str) -> list[str] | None:
-        """What a dimension is the sum of by its name; None for others, and for totals of models without a cache."""
+        """The dimensions whose sum a dimension is by its name; None for others, and for totals without a cache."""
         if "+" in dim:
             terms = [term.strip() for term in dim.split("+")]
             # Optimum writes "past_sequence_length + 1" where "sequence_length" is dynamic, too.
@@ -282,7 +258,7 @@ class _Ranges:
         terms = [_TOTAL.sub("past_", dim, count=1), _TOTAL.sub("", dim, count=1)]
         if names.issuperset(terms):
             return terms
-        # Under other names, where there is one of each alone.
+        # Under other names, where there is only one of each.
         past = [part for part in names if _PAST.match(part) and "+" not in part]
         sequence = RANGES["sequence"][0]
         new = [part for part in names if (sequence.search(part) or _NUMBERED.fullmatch(part)) and not _PAST.match(part)]

@@ -1,7 +1,5 @@
 """The sum over ranks as a Torch operator, which becomes one ONNX node."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,14 +1,12 @@
 """Whether torchrun or mpirun started this process as one of several ranks."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass
 
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.errors import UsageError
 
-# Of torchrun, of Open MPI, and of MPICH and its kin: number, how many, number on this machine.
+# Variables of torchrun, Open MPI, and MPICH and its kin: rank, number of ranks, rank on this machine.
 _VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -26,9 +24,8 @@ class Launched:
     local: int
 
     @classmethod
-    def found(cls) -> Launched | None:
-        """By the environment; None for a process that was started alone. Raises BuilderError (usage) for numbers that
-        are none."""
+    def found(cls) -> "Launched | None":
+        """The rank by the environment; None for a single process. Raises UsageError for invalid numbers."""
         for names in _VARIABLES:
             texts = [os.environ.get(name) for name in names]
             if texts[0] is None or texts[1] is None:
@@ -39,7 +36,7 @@ class Launched:
                 rank = count = local = -1
             if not 0 <= rank < count or local < 0:
                 shown = ", ".join(f"{name}={text}" for name, text in zip(names, texts, strict=True))
-                raise BuilderError(USAGE, f"{shown}: is no rank of several processes; unset these variables")
+                raise UsageError(f"{shown}: not a rank of several processes; unset these variables")
             return cls(rank, count, local) if count > 1 else None
         return None
 
@@ -67,6 +64,6 @@ class Launched:
 
 
 def is_first() -> bool:
-    """Whether this process prints and writes: it was started alone, or is the first of several ranks."""
+    """True for the process that prints and writes: a single one, or the first of several ranks."""
     launched = Launched.found()
     return launched is None or launched.rank == 0

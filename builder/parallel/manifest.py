@@ -1,7 +1,5 @@
 """The file beside the ranks' engines: how many ranks there are, and what each is called."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,12 +8,12 @@ from typing import Any
 
 import onnx
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
-from trt_nvfp4.builder.export.decoder_contract import decoder_of
-from trt_nvfp4.builder.onnx_file import read
+from trt_nvfp4.builder.errors import ModelFaultError
+from trt_nvfp4.builder.model.decoder_contract import decoder_of
+from trt_nvfp4.builder.model.onnx_file import read
 from trt_nvfp4.builder.parallel.prediction import RanksPrediction
-from trt_nvfp4.builder.report.json_types import misfits
-from trt_nvfp4.builder.tensorrt.build_script import MANIFEST as BUNDLE
+from trt_nvfp4.builder.records.bundle import MANIFEST as BUNDLE
+from trt_nvfp4.builder.records.json_types import misfits
 from trt_nvfp4.common.collectives import is_collective
 from trt_nvfp4.common.json_text import parse_json, read_json
 from trt_nvfp4.common.replacing import replacing
@@ -39,8 +37,8 @@ class RankFolder:
     prediction: RanksPrediction | None = None
 
     @classmethod
-    def read(cls, folder: Path) -> RankFolder:
-        """Raises BuilderError (model) for a folder whose manifest is none."""
+    def read(cls, folder: Path) -> "RankFolder":
+        """Raises ModelFaultError for a missing or invalid manifest."""
         path = folder / FILE
         try:
             found = read_json(path)
@@ -56,7 +54,7 @@ class RankFolder:
             known = None if prediction is None else RanksPrediction(**prediction)
             return cls(folder, str(found.get("target", "")), count, spread, known)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BuilderError(MODEL_AT_FAULT, f"{path}: no manifest of ranks ({error!r}); build them again") from error
+            raise ModelFaultError(f"{path}: no manifest of ranks ({error!r}); build them again") from error
 
     def save(self) -> None:
         content = {
@@ -71,7 +69,7 @@ class RankFolder:
             file.write_text(json.dumps(content, indent=2) + "\n")
 
     def engine(self, rank: int) -> Path:
-        """Of a rank; in its bundle, once it was built there."""
+        """The engine of a rank; in its bundle, once it was built there."""
         bundle = self.folder / rank_name(rank)
         return bundle / "model.engine" if bundle.is_dir() else bundle.with_name(f"{bundle.name}.engine")
 
@@ -83,37 +81,35 @@ class RankFolder:
         try:
             return bundle / Path(str(read_json(bundle / BUNDLE)["model"])).name
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BuilderError(
-                MODEL_AT_FAULT, f"{bundle / BUNDLE}: no manifest of a bundle ({error!r}); build the ranks again"
+            raise ModelFaultError(
+                f"{bundle / BUNDLE}: no manifest of a bundle ({error!r}); build the ranks again"
             ) from error
 
     def models(self) -> list[Path]:
         """The rewritten ONNX files of all ranks, which fit together.
 
-        Raises BuilderError (model), naming the file, for one that is missing or no rank, of another number or model,
+        Raises ModelFaultError, naming the file, for one that is missing or no rank, of another number or model,
         with other caches or other sums than the first.
         """
         paths = [self.model(rank) for rank in range(self.count)]
         for rank, path in enumerate(paths):
             if not path.is_file():
-                raise BuilderError(
-                    MODEL_AT_FAULT,
-                    f"{self.folder}: the rewritten model of rank {rank} is missing ({path.name}); copy the whole "
-                    "folder",
+                raise ModelFaultError(
+                    f"{self.folder}: the rewritten model of rank {rank} is missing ({path.name}); copy the whole folder"
                 )
         first = _interface(paths[0], 0, self.count)
         for rank, path in enumerate(paths[1:], 1):
             found = _interface(path, rank, self.count)
             for what, own in found.items():
                 if own != first[what]:
-                    raise BuilderError(
-                        MODEL_AT_FAULT, f"{path}: does not fit {paths[0].name}: {what} differ; build all ranks together"
+                    raise ModelFaultError(
+                        f"{path}: does not fit {paths[0].name}: {what} differ; build all ranks together"
                     )
         return paths
 
 
 def rank_name(rank: int) -> str:
-    """Of a rank's files."""
+    """The name of a rank's files."""
     return f"rank{rank}"
 
 
@@ -123,17 +119,16 @@ def note(rank: int, count: int, model: str) -> str:
 
 
 def _interface(path: Path, rank: int, count: int) -> dict[str, Any]:
-    """What all ranks of a model have alike. Raises BuilderError (model) for a file that is none, or another rank's."""
+    """The properties that all ranks of a model share. Raises ModelFaultError for another file, or another rank's."""
     proto = read(path)
     noted = _noted(proto)
     decoder = decoder_of(proto)
     if not noted or decoder is None:
-        raise BuilderError(MODEL_AT_FAULT, f"{path}: is no rank of a split language model; build the ranks again")
+        raise ModelFaultError(f"{path}: not a rank of a split language model; build the ranks again")
     if (noted.get("rank"), noted.get("of")) != (rank, count):
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"{path}: is rank {noted.get('rank')} of {noted.get('of')}, expected rank {rank} of {count}; copy the "
-            "ranks' files under their own names",
+            "ranks' files under their own names"
         )
     return {
         "the models": noted.get("model"),

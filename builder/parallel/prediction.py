@@ -1,7 +1,5 @@
 """Whether several GPUs are faster than one: the least time of a rank's products and of the sums between the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +8,21 @@ import numpy as np
 import onnx
 
 from trt_nvfp4.builder.parallel.shard import Rank
-from trt_nvfp4.builder.report.contents import Prediction
-from trt_nvfp4.builder.roofline import experts_touched
+from trt_nvfp4.builder.records.contents import Prediction
 from trt_nvfp4.common.collectives import is_collective
+from trt_nvfp4.graph_passes.planning.kinds.products import experts_touched
 
-#: Of a sum of few values over two H200, by NCCL in a CUDA graph: `benchmarks/results/models/parallel.json`.
+#: Microseconds of a sum of few values over two H200, by NCCL in a CUDA graph:
+#: `benchmarks/results/models/parallel.json`.
 SUM_US = 10.0
 _SIXTEEN_BITS = 2
-MOE = "moe"
 #: Draws of experts; so many choices of each expert, on average, that all are chosen.
 _DRAWS, _ALL = 200, 16
 
 
 @dataclass(frozen=True)
 class Link:
-    """What GPUs of one machine are joined by: bytes per second in one direction, as the maker states them."""
+    """The link between GPUs of one machine: bytes per second in one direction, as the maker states them."""
 
     name: str
     bandwidth: float
@@ -60,14 +58,14 @@ class RanksPrediction:
 def predict(
     target: str, rank: Rank, products: Sequence[Prediction], file: Path, top_k: int | None = None
 ) -> RanksPrediction | None:
-    """Of a step as the engines are tuned for: `products` are those of `rank`, as `roofline.predict` has them, `file` is
-    its ONNX file; `top_k`: experts that a token chooses, where they are spread over ranks. None where nothing is
-    predicted of the products, where it needs `top_k`, and where a width of the tensors that ranks add up is unknown.
+    """The prediction for a step at the opt shapes. `products`: those of `rank`, by `roofline.predict`; `file`: its ONNX
+    file; `top_k`: experts per token, where experts are spread over ranks. None without predicted products, without
+    `top_k` where it is needed, and where a width of the tensors that ranks add up is unknown.
 
-    One GPU reads what all ranks do, so it is taken to need as many times as long for the products. Of whole experts it
-    reads those that its tokens choose, evenly at random; of the ranks, the one with most of them is waited for.
+    One GPU reads what all ranks read, so its products take as many times as long. If whole experts are spread, it reads
+    those that its tokens choose, evenly at random, and the step waits for the rank with most of them.
     """
-    spreads = rank.spread > 1 and any(entry["kind"] == MOE for entry in products)
+    spreads = rank.spread > 1 and any("experts" in entry["shapes"] for entry in products)
     if not products or (spreads and top_k is None):
         return None
     widths = summed_widths(file)
@@ -79,12 +77,12 @@ def predict(
     of_rank = one_gpu = 0.0
     for entry in products:
         us = entry["predicted_us"]["nvfp4"]
-        slowest, alone = 1.0, float(ranks)
-        if spreads and entry["kind"] == MOE:
+        slowest, unsplit = 1.0, float(ranks)
+        if spreads and "experts" in entry["shapes"]:
             assert top_k is not None
-            slowest, alone = _of_spread_experts(entry, rank, top_k)
+            slowest, unsplit = _of_spread_experts(entry, rank, top_k)
         of_rank += slowest * us
-        one_gpu += alone * us
+        one_gpu += unsplit * us
     sums = [sum_us(rows * width, ranks, link) for width in widths if width is not None]
     return RanksPrediction(
         ranks=ranks,
@@ -100,8 +98,8 @@ def predict(
 
 
 def _of_spread_experts(entry: Prediction, rank: Rank, top_k: int) -> tuple[float, float]:
-    """How many times the roofline's time of a rank's mixture the slowest rank takes, and one GPU. The roofline takes
-    each token to choose among the rank's experts alone; a shared expert is split like any MLP."""
+    """Times of the slowest rank and of one GPU, as multiples of the roofline's for a rank's mixture. The roofline lets
+    each token choose among only the rank's experts; a shared expert is split like any MLP."""
     shapes, tokens = entry["shapes"], entry["tokens"]
     own = shapes["experts"]
     counted = experts_touched(own, shapes["top_k"], tokens)
@@ -113,8 +111,8 @@ def _of_spread_experts(entry: Prediction, rank: Rank, top_k: int) -> tuple[float
 
 
 def most_chosen(experts: int, top_k: int, tokens: int, shares: int) -> float:
-    """Of how many experts in one share at least one of `tokens` chooses, on average, in the share with most of them,
-    where each chooses `top_k` of `experts` evenly at random. By drawing, always the same."""
+    """The average number of chosen experts in the share with most of them, where each of `tokens` chooses `top_k` of
+    `experts` evenly at random. Estimated from draws with a fixed seed."""
     if tokens * top_k > _ALL * experts:
         return experts / shares
     rng = np.random.default_rng(0)

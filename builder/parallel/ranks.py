@@ -1,7 +1,5 @@
 """One process for each rank. Where one fails or is killed, all end, and the message names it."""
 
-from __future__ import annotations
-
 import ctypes
 import inspect
 import os
@@ -13,13 +11,12 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 from torch import distributed, multiprocessing
 
-from trt_nvfp4.builder.errors import BUILD_FAILED, UNAVAILABLE, BuilderError
+from trt_nvfp4.builder.errors import BUILD_FAILED, BuilderError, UnavailableError, reported
 
 T = TypeVar("T")
 #: Seconds that a rank has to end by itself once another has failed.
@@ -27,7 +24,7 @@ GRACE = 5.0
 
 
 def run_ranks(work: Callable[..., T], count: int, *arguments: Any, on_gpus: bool = True) -> list[T]:
-    """What `work(rank, count, *arguments)` returns, rank by rank; for the rest see `Ranks`."""
+    """The results of `work(rank, count, *arguments)`, rank by rank; for the rest see `Ranks`."""
     with Ranks(work, count, *arguments, on_gpus=on_gpus) as ranks:
         found: list[T] = ranks.first
         return found
@@ -46,8 +43,8 @@ class Ranks:
 
     def __init__(self, work: Callable[..., Any], count: int, *arguments: Any, on_gpus: bool = True) -> None:
         if on_gpus and torch.cuda.device_count() < count:
-            raise BuilderError(
-                UNAVAILABLE, f"{count} ranks need {count} GPUs, one each; this machine has {torch.cuda.device_count()}"
+            raise UnavailableError(
+                f"{count} ranks need {count} GPUs, one each; this machine has {torch.cuda.device_count()}"
             )
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
@@ -67,16 +64,14 @@ class Ranks:
             self._end()
             raise
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> "Ranks":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def ask(self, question: Any) -> list[Any]:
-        """What each rank makes of `question`, rank by rank."""
+        """The answers of all ranks to `question`, rank by rank."""
         for _, pipe in self._ranks:
             with suppress(OSError):  # of a rank that has ended, which its answer tells
                 pipe.send(question)
@@ -112,7 +107,7 @@ class Ranks:
         return [found[rank] for rank in range(count)]
 
     def _end(self) -> None:
-        """A rank may be inside a collective, which no longer ends: it is told to end, then killed."""
+        """Terminate, then kill: a rank may be inside a collective, which no longer ends."""
         processes = [process for process, _ in self._ranks]
         for process in processes:
             if process.is_alive():
@@ -174,7 +169,7 @@ def join(rank: int, count: int, meeting: str, gpu: int | None) -> None:
 
 
 def _failed(rank: int, count: int, how: str, code: int = BUILD_FAILED) -> BuilderError:
-    return BuilderError(code, f"rank {rank} of {count} {how}\nThe other ranks were ended.")
+    return reported(f"rank {rank} of {count} {how}\nThe other ranks were ended.", code)
 
 
 def _death(status: int | None) -> str:

@@ -4,17 +4,15 @@ Every rank keeps the rows of Q, K, V, gate and up, or the columns of output and 
 it computes of the latter is a part of a sum over all ranks. Embeddings, norms and routers are whole on every rank.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.errors import ModelFaultError, UsageError
 from trt_nvfp4.builder.parallel.collective_ops import all_reduce
 
 
@@ -28,7 +26,7 @@ class Rank:
     spread: int = 1
 
     @property
-    def within_share(self) -> Rank:
+    def within_share(self) -> "Rank":
         """Its place among the ranks with the same experts."""
         sharing = self.count // self.spread
         return Rank(self.index % sharing, sharing)
@@ -39,20 +37,18 @@ class Rank:
         return self.index * self.spread // self.count
 
     def experts(self, count: int, where: str) -> range:
-        """Which of a mixture's `count` experts it holds. Raises BuilderError (usage)."""
+        """Which of a mixture's `count` experts it holds. Raises UsageError."""
         if count % self.spread:
-            raise BuilderError(
-                USAGE, f"--parallel ep={self.spread}: {where} has {count} experts, which cannot be divided by it"
-            )
+            raise UsageError(f"--parallel ep={self.spread}: {where} has {count} experts, which cannot be divided by it")
         size = count // self.spread
         return range(self.share * size, (self.share + 1) * size)
 
     def part(self, tensor: Tensor, axis: int, what: str) -> Tensor:
-        """This rank's of `count` equal parts of `tensor` along an axis. Raises BuilderError (usage)."""
+        """This rank's of `count` equal parts of `tensor` along an axis. Raises UsageError."""
         size = tensor.shape[axis]
         if size % self.count:
-            raise BuilderError(
-                USAGE, f"--parallel tp={self.count}: {what} has {size} rows or columns to split, not a multiple of it"
+            raise UsageError(
+                f"--parallel tp={self.count}: {what} has {size} rows or columns to split, not a multiple of it"
             )
         return tensor.chunk(self.count, dim=axis)[self.index].clone()
 
@@ -73,19 +69,16 @@ def shard(model: Any, rank: Rank, where: str) -> None:
     """
     plan: dict[str, str] = dict(model.tp_plan or {})
     if not plan:
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"{where}: transformers has no tensor-parallel plan for {type(model).__name__}, so --parallel cannot "
-            "split it; build it for one GPU",
+            "split it; build it for one GPU"
         )
-    _check_heads(model, rank)
+    _check_heads(model.config.get_text_config(decoder=True), plan, rank)
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters(remove_duplicate=False))
     found = {name: style for pattern, style in plan.items() for name in _matching(pattern, (*modules, *parameters))}
     mixtures = {name for name, style in found.items() if style == _MIXTURE} if rank.spread > 1 else set()
     if rank.spread > 1 and not mixtures:
-        raise BuilderError(
-            USAGE, f"--parallel ep={rank.spread}: {where} has no experts to spread over ranks; leave ep out"
-        )
+        raise UsageError(f"--parallel ep={rank.spread}: {where} has no experts to spread over ranks; leave ep out")
     for name in sorted(mixtures):
         _spread(modules[name], rank, f"{where}: {name}")
     for name, style in found.items():
@@ -109,7 +102,7 @@ def _spread(experts: Any, rank: Rank, where: str) -> None:
     own = rank.experts(total, where)
     for key, parameter in list(experts.named_parameters(recurse=False)):
         if parameter.shape[0] != total:
-            raise BuilderError(MODEL_AT_FAULT, f"{where}: {key} is {list(parameter.shape)}, expected {total} experts")
+            raise ModelFaultError(f"{where}: {key} is {list(parameter.shape)}, expected {total} experts")
         setattr(experts, key, _parameter(parameter[own.start : own.stop].clone()))
     experts.num_experts = len(own)
 
@@ -135,10 +128,9 @@ def _style(style: str, where: str, name: str) -> Callable[[dict[str, Any], str, 
         "all_reduce": _summed,
     }
     if style not in styles:
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"{where}: its tensor-parallel plan splits {name} as {style!r}, which --parallel does not know; build it "
-            "for one GPU",
+            "for one GPU"
         )
     return styles[style]
 
@@ -201,9 +193,7 @@ def _packed_colwise(modules: dict[str, Any], name: str, rank: Rank) -> None:
     parameter = getattr(owner, key)
     axis = 0 if is_module else 1
     if getattr(owner, "is_transposed", False) or getattr(owner, "is_concatenated", True) is False:
-        raise BuilderError(
-            MODEL_AT_FAULT, f"{name}: gate and up of its experts are interleaved, which --parallel does not split"
-        )
+        raise ModelFaultError(f"{name}: gate and up of its experts are interleaved, which --parallel does not split")
     halves = [rank.part(half, axis, name) for half in parameter.chunk(2, dim=axis)]
     setattr(owner, key, _parameter(torch.cat(halves, dim=axis)))
 
@@ -233,18 +223,30 @@ def _parameter(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor.contiguous(), requires_grad=False)
 
 
-def _check_heads(model: Any, rank: Rank) -> None:
-    config = model.config.get_text_config(decoder=True)
-    split = any(style == "colwise" and pattern.endswith("q_proj") for pattern, style in (model.tp_plan or {}).items())
+#: How configurations call the number of a mixture's experts.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def check_division(config: Any, rank: Rank, where: str) -> None:
+    """Raise UsageError where the model of a transformers configuration cannot be divided by the number of
+    ranks, as far as the configuration tells."""
+    text = config.get_text_config(decoder=True)
+    _check_heads(text, getattr(text, "base_model_tp_plan", None) or {}, rank)
+    experts = next((value for key in _EXPERTS if isinstance(value := getattr(text, key, None), int)), None)
+    if experts is not None:
+        rank.experts(experts, where)
+
+
+def _check_heads(config: Any, plan: Mapping[str, str], rank: Rank) -> None:
+    split = any(style == "colwise" and pattern.endswith("q_proj") for pattern, style in plan.items())
     heads, kv_heads = (getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
     if not split or heads is None:
         return
     fits_kv = kv_heads is None or kv_heads % rank.count == 0 or rank.count % kv_heads == 0
     if heads % rank.count or not fits_kv:
-        raise BuilderError(
-            USAGE,
+        raise UsageError(
             f"--parallel tp={rank.count}: {heads} attention heads and {kv_heads or heads} of keys and values cannot be "
-            "divided; choose a number that divides the heads, and divides those of keys and values or is a multiple",
+            "divided; choose a number that divides the heads, and divides those of keys and values or is a multiple"
         )
 
 

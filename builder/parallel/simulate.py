@@ -1,15 +1,13 @@
 """All ranks of a model in one graph, which ONNX Runtime runs on a CPU: each collective becomes a Sum over them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
 from onnx import compose, helper
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
-from trt_nvfp4.builder.export.layer_caches import with_layer_caches
+from trt_nvfp4.builder.errors import ModelFaultError
+from trt_nvfp4.builder.model.layer_caches import with_layer_caches
 from trt_nvfp4.common.collectives import is_collective
 from trt_nvfp4.common.nested_graphs import bodies
 
@@ -18,14 +16,14 @@ _LARGE = 1024
 
 
 def prefix(rank: int) -> str:
-    """Of names of a rank's inputs and outputs in the whole."""
+    """The prefix of a rank's inputs and outputs in the whole."""
     return f"rank{rank}."
 
 
 def simulated(paths: Sequence[Path]) -> onnx.ModelProto:
     """The ranks' models as one, inputs and outputs named `prefix(rank) + name`.
 
-    Raises BuilderError (model) where their collectives do not correspond.
+    Raises ModelFaultError where their collectives do not correspond.
     """
     models = [
         compose.add_prefix(with_layer_caches(onnx.load(path)), prefix(rank), rename_functions=False)
@@ -33,10 +31,9 @@ def simulated(paths: Sequence[Path]) -> onnx.ModelProto:
     ]
     collectives = [[node for node in model.graph.node if is_collective(node)] for model in models]
     if len({len(found) for found in collectives}) != 1:
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"{paths[0]}: the ranks have {', '.join(str(len(found)) for found in collectives)} collectives, expected "
-            "the same number in each; build all ranks by one command",
+            "the same number in each; build all ranks by one command"
         )
     whole = models[0]
     for model in models[1:]:
@@ -61,7 +58,7 @@ def save_simulated(paths: Sequence[Path], file: Path) -> None:
 
 
 def _reads(node: onnx.NodeProto) -> list[str]:
-    """What a node takes, and what the nodes in its bodies do."""
+    """The inputs of a node and of the nodes in its bodies."""
     inner = [name for body in bodies(node) for each in body.node for name in _reads(each)]
     return [*node.input, *inner]
 

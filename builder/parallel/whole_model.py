@@ -1,11 +1,9 @@
-"""What ranks take from the model that was split: tensor scales of weights, and statistics of activations.
+"""Tensor scales of weights and statistics of activations, which ranks take from the model that was split.
 
 Each rank has a part of a weight's rows or columns, and of the activations that down and output projections read. A
 tensor scale follows from the largest magnitude, which is that of the whole weight or row if it is the largest of all
 ranks'. Statistics come from all ranks in one graph, in which sums over ranks are computed.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -15,15 +13,16 @@ from pathlib import Path
 
 import onnx
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.errors import ModelFaultError
 from trt_nvfp4.builder.parallel.manifest import RANK, note
 from trt_nvfp4.builder.parallel.shard import Rank
 from trt_nvfp4.builder.parallel.simulate import prefix, save_simulated
-from trt_nvfp4.builder.pipeline.progress import Progress
+from trt_nvfp4.builder.terminal.progress import Progress
 from trt_nvfp4.calibration.samples.filled_caches import Continuation, with_filled_caches
 from trt_nvfp4.calibration.samples.samples import Sample
 from trt_nvfp4.calibration.statistics.collection import digest
 from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
+from trt_nvfp4.common.onnx_files import OnnxFile
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
@@ -34,13 +33,13 @@ from trt_nvfp4.graph_passes.weights.whole_amax import KEY, Magnitudes, magnitude
 
 def share_magnitudes(paths: Sequence[Path], ranks: Sequence[Rank]) -> None:
     """Note in the exported ONNX file of every rank the largest magnitudes of the whole weights, and which model's rank
-    it is. Ranks have the same weights in the same order, under names that may differ. Raises BuilderError (model) for
+    it is. Ranks have the same weights in the same order, under names that may differ. Raises ModelFaultError for
     ranks whose weights do not correspond."""
     own = [magnitudes(load(path).graph) for path in paths]
     for path, found in zip(paths, own, strict=True):
         if [len(values) for values in found.values()] != [len(values) for values in own[0].values()]:
-            raise BuilderError(MODEL_AT_FAULT, f"{path}: its weights are not those of {paths[0].name} (a defect)")
-    # Of stacked experts, ranks of another share have others.
+            raise ModelFaultError(f"{path}: its weights are not those of {paths[0].name} (a defect)")
+    # Ranks of another share have other experts of a stack.
     members = {rank.share: [other.index for other in ranks if other.share == rank.share] for rank in ranks}
     everyone = list(range(len(ranks)))
     known = {share: [_largest(rows, members[share], everyone) for rows in _by_weight(own)] for share in members}
@@ -61,7 +60,7 @@ def _by_weight(own: Sequence[Magnitudes]) -> Iterator[list[Sequence[float]]]:
 
 
 def _largest(rows: Sequence[Sequence[float]], members: Sequence[int], everyone: Sequence[int]) -> list[float]:
-    """Of one weight, over the ranks that have a part of it."""
+    """The largest magnitudes of one weight, over the ranks that have a part of it."""
     sharing = everyone if len(rows[0]) == 1 else members
     return [max(values) for values in zip(*(rows[index] for index in sharing), strict=True)]
 
@@ -90,7 +89,7 @@ def calibrate_ranks(
     files = []
     for rank, path in enumerate(paths):
         files.append(folder / f"rank{rank}.statistics.json")
-        _of_rank(statistics, rank, wanted[rank], largest, digest(path)).save(files[-1])
+        _of_rank(statistics, rank, wanted[rank], largest, digest(OnnxFile(path))).save(files[-1])
     return files
 
 

@@ -1,28 +1,26 @@
 """Says before the work begins that a disk cannot hold what would be written."""
 
-from __future__ import annotations
-
 import math
 import shutil
 
 from rich.filesize import decimal
 
-from trt_nvfp4.builder.errors import BUILD_FAILED, BuilderError
+from trt_nvfp4.builder.errors import BuildFailedError
 from trt_nvfp4.builder.export.checkpoints.directory import held_tensors
-from trt_nvfp4.builder.export.huggingface import is_model_directory
 from trt_nvfp4.builder.export.torch_module import EXTERNAL_DATA_BYTES
+from trt_nvfp4.builder.model.model_files import is_model_directory
 from trt_nvfp4.builder.pipeline.request import Request
+from trt_nvfp4.calibration.checkpoint_files import CheckpointFiles
 from trt_nvfp4.common.replacing import has_hard_links
-from trt_nvfp4.common.safetensors_files import SafetensorsFiles
 
 _SIXTEEN_BITS = 2
 _BYTES = {"F64": 8, "F32": 4, "I64": 8, "I32": 4, "U8": 1, "I8": 1, "BOOL": 1}
-# Of a weight in 16 bits: that in NVFP4, in the rewritten model and in the engine.
+# Size of a weight in NVFP4, in the rewritten model and in the engine, against 16 bits.
 _NVFP4 = (0.5 + 1 / 16) / _SIXTEEN_BITS
 
 
 def check_disk(request: Request) -> None:
-    """Raises BuilderError (build) where the export of a Hugging Face directory, the rewritten model and the engine
+    """Raises BuildFailedError where the export of a Hugging Face directory, the rewritten model and the engine
     cannot fit beside the output, even with all weights in NVFP4."""
     if not is_model_directory(request.model) or not any(request.model.glob("*.safetensors")):
         return
@@ -38,16 +36,15 @@ def check_disk(request: Request) -> None:
         sizes["the engine" if request.bundle is None else "the bundle"] = math.ceil(weights * _NVFP4)
     needed, free = sum(sizes.values()), shutil.disk_usage(request.base.parent).free
     if needed > free:
-        raise BuilderError(
-            BUILD_FAILED,
+        raise BuildFailedError(
             f"{request.base.parent}: at least {decimal(needed)} are needed for {' and '.join(sizes)}, and "
-            f"{decimal(free)} are free; free some space, or write to another disk with -o",
+            f"{decimal(free)} are free; free some space, or write to another disk with -o"
         )
 
 
 def _weights_bytes(request: Request) -> int:
-    """Of the weights in the exported model: those that are not quantized, as they are, and the others, in 16 bits."""
-    held, files = held_tensors(request.model), SafetensorsFiles(request.model)
+    """Bytes of the weights in the exported model: those that are not quantized as they are, the others in 16 bits."""
+    held, files = held_tensors(request.model), CheckpointFiles(request.model)
     if held is None:
         return 0
     plain = sum(math.prod(files.shape(name)) * _BYTES.get(files.dtype(name), _SIXTEEN_BITS) for name in held.plain)

@@ -1,13 +1,12 @@
-"""What the export of a Hugging Face directory would show to be wrong with a request, said before the export."""
-
-from __future__ import annotations
+"""Checks of a request before the export of a Hugging Face directory, which would find the same faults later."""
 
 from collections.abc import Mapping
 
-from trt_nvfp4.builder.export.decoder_contract import CacheOptions
 from trt_nvfp4.builder.export.expected_inputs import expected_inputs
-from trt_nvfp4.builder.export.huggingface import is_model_directory
-from trt_nvfp4.builder.inputs.shapes import Shape, derive_profiles
+from trt_nvfp4.builder.inputs.shape_text import Shape
+from trt_nvfp4.builder.inputs.shapes import derive_profiles
+from trt_nvfp4.builder.model.decoder_contract import CacheOptions
+from trt_nvfp4.builder.model.model_files import is_model_directory
 from trt_nvfp4.builder.pipeline.calibrate_step import check_samples
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.calibration.samples.samples import CACHE
@@ -16,22 +15,30 @@ from trt_nvfp4.calibration.statistics.store import is_statistics
 
 
 def check_before_export(request: Request) -> None:
-    """Raises BuilderError or CalibrationError for shapes and samples that the exported model will not take, as far as
-    the directory's configuration tells."""
-    least, typical, most = (_but_caches(bound) for bound in (request.least, request.typical, request.most))
+    """Raises BuilderError or CalibrationError for a capacity of caches, shapes and samples that the exported model will
+    not take, as far as the directory's configuration tells."""
+    given = (request.min_shapes, request.opt_shapes, request.max_shapes)
+    min_shapes, opt_shapes, max_shapes = map(_but_caches, given)
     data = request.calib_data
     samples = data is not None and data.suffix not in TEXTS and not is_statistics(data) and request.stop_after != "plan"
-    if not is_model_directory(request.model) or request.trust_remote_code or not (least or typical or most or samples):
+    stated = any(given) or samples
+    if not (stated or request.cache_capacity) or not is_model_directory(request.model) or request.trust_remote_code:
         return
     cache = CacheOptions(request.cache_capacity, request.max_batch or 1)
-    expected = expected_inputs(request.model, request.task, cache)
-    if expected is None:
+    expected = expected_inputs(request.model, request.task, cache, request.fixed_sizes)
+    if expected is None or not stated:
         return
-    derive_profiles({name: spec.shape for name, spec in expected.specs.items()}, least, typical, most, expected.longest)
+    derive_profiles(
+        {name: spec.shape for name, spec in expected.specs.items()},
+        min_shapes,
+        opt_shapes,
+        max_shapes,
+        expected.longest,
+    )
     if samples and expected.complete:
         check_samples(request, expected.specs)
 
 
 def _but_caches(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """How many caches there are, the export alone tells."""
+    """The shapes without those of caches, whose number only the export shows."""
     return {name: shape for name, shape in shapes.items() if not CACHE.search(name) or name == "past_length"}

@@ -1,7 +1,5 @@
 """Keeps files of weights that are mapped into memory from filling it: what was read of them is given back."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

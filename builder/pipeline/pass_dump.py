@@ -1,6 +1,4 @@
-"""The graph after each pass, for `--dump-passes DIR`."""
-
-from __future__ import annotations
+"""The graph after each pass, for `--set dump-passes=DIR`."""
 
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from trt_nvfp4.graph_passes.load.normalize import without_weights
 
 
 class PassDump:
-    """Writes FOLDER/NN-pass.onnx when it is told of a pass: the structure, and no large weights."""
+    """Writes FOLDER/NN-pass.onnx after each pass: the structure, without large weights."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._number = folder, 0

@@ -1,1 +1,1 @@
-"""What a run reports: JSON, page, charts, inspection."""
+"""Reports of runs: JSON, page, charts, inspection."""

@@ -1,7 +1,5 @@
 """Charts as inline SVG: 480 units wide, colours by the page's CSS classes, so that they follow light and dark."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from html import escape

@@ -1,10 +1,8 @@
-"""OUT.report.html: one page that says what a build did, from its report and, where there is one, its benchmark.
+"""OUT.report.html: one page about a build, from its report and, where there is one, its benchmark.
 
-Self-contained: no script, no font, no picture from elsewhere. Here is what the page shows; `report.html.jinja` is what
-it looks like, and escapes every value.
+Self-contained: no script, font or picture from elsewhere. This module makes the content; `report.html.jinja` lays it
+out and escapes every value.
 """
-
-from __future__ import annotations
 
 import math
 import re
@@ -21,19 +19,19 @@ from jinja2 import Environment, StrictUndefined, Template, TemplateError
 from markupsafe import Markup
 from rich.filesize import decimal
 
-from trt_nvfp4.builder.errors import USAGE, BuilderError
-from trt_nvfp4.builder.profile_times import PREFILL, products, profiles_line
-from trt_nvfp4.builder.report import charts as svg_charts
-from trt_nvfp4.builder.report import report as build_report
-from trt_nvfp4.builder.report.contents import (
+from trt_nvfp4.builder.errors import UsageError
+from trt_nvfp4.builder.records.contents import (
     Accuracy,
     Prediction,
     ReportedSubgraph,
     TensorAgreement,
     WeighedPrecision,
 )
+from trt_nvfp4.builder.report import charts as svg_charts
+from trt_nvfp4.builder.report import report as build_report
 from trt_nvfp4.builder.report.report import Report, input_lines
-from trt_nvfp4.builder.report.tables import equal_rows
+from trt_nvfp4.builder.roofline.profile_times import PREFILL, products, profiles_line
+from trt_nvfp4.builder.terminal.tables import brief_names, equal_rows
 from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.graph_passes.lowerings.registry import FP8_PLUGIN
@@ -44,7 +42,7 @@ CONTESTANTS = {"nvfp4": "as planned", "native_nvfp4": "TRT NVFP4", "fp8": "FP8",
 
 
 def write(report: Path) -> Path:
-    """Write the page beside OUT.report.json; returns its path. Raises BuilderError (usage) for any other file.
+    """Write the page beside OUT.report.json; returns its path. Raises UsageError for any other file.
 
     OUT.bench.json is shown where it is newer: an older one timed what an earlier build left.
     """
@@ -57,8 +55,8 @@ def write(report: Path) -> Path:
         bench = read_json(measured) if newer else None
         written = page(built, bench, base)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError) as error:
-        raise BuilderError(
-            USAGE, f"{report}: no page can be made of it and of {measured.name} beside it ({error!r}); build again"
+        raise UsageError(
+            f"{report}: no page can be made of it and of {measured.name} beside it ({error!r}); build again"
         ) from error
     with replacing(destination) as temporary:
         temporary.write_text(written, encoding="utf-8")
@@ -67,7 +65,7 @@ def write(report: Path) -> Path:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, which is SVG, and what is said under it."""
+    """A chart, which is SVG, and its caption."""
 
     chart: Markup
     caption: str
@@ -118,7 +116,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Summary:
-    """A table and what it comes to."""
+    """A table and its summary."""
 
     table: Table
     line: str
@@ -193,13 +191,14 @@ def _speed(report: Report, bench: Mapping[str, Any] | None) -> Figure | None:
         environment = bench["environment"]
         gpu = environment.get("before", environment).get("gpu", bench["target"])
         caption = ". ".join([f"{bench['label']} ({gpu})", *bench.get("notes", [])])
-    elif roofline is not None and (predicted := roofline["subgraphs"]):
+    elif roofline is not None and (predicted := products(roofline["subgraphs"]) or roofline["subgraphs"]):
         values = {
             name: sum(entry["predicted_us"][name] for entry in predicted) for name in predicted[0]["predicted_us"]
         }
         caption = (
             f"Predicted, nothing was run: the least time on {roofline['gpu']} at its published peaks, "
-            f"{_tokens(predicted)} tokens, of {roofline['of']}. Run bench-engine on the device to measure."
+            f"{_tokens(predicted)} tokens, of {roofline['of']}, attention apart. Run bench-engine on the device to "
+            "measure."
         )
     else:
         return None
@@ -268,9 +267,11 @@ def _roofline(report: Report) -> Figure | None:
     }
     chart = svg_charts.roofline(found["bandwidth"], found["tflops"], sorted(points), "Roofline of the target")
     bound = Counter(entry["bound"] for entry in found["subgraphs"])
+    kinds = Counter(entry["kind"] for entry in found["subgraphs"])
     total = sum(entry["bytes"] for entry in found["subgraphs"])
+    shown = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     caption = (
-        f"{found['gpu']}: operations per second that {len(found['subgraphs'])} subgraphs can reach at most "
+        f"{found['gpu']}: operations per second that {shown} can reach at most "
         f"({', '.join(f'{count} bound by {by}' for by, count in bound.items())}); {decimal(int(total))} to move. "
         f"A prediction. Peaks: {found['source']}."
     )
@@ -284,10 +285,11 @@ def _token_bytes(report: Report) -> Summary | None:
     parts = {f"weights, {decision}": size for decision, size in found["quantized"].items()}
     parts |= {f"not quantized: {name}": size for name, size in found["kept"].items()}
     parts[f"caches of {found['cache_tokens']} tokens"] = found["cache_bytes"]
+    parts["states, read and written"] = found["state_bytes"]
     rows = [(name, decimal(int(size))) for name, size in (*parts.items(), ("all", found["total"]))]
     line = (
-        f"At most {found['at_most']:.0f} tokens per second of one sequence by the bandwidth of {found['gpu']}: "
-        "a bound, nothing was run."
+        f"At most {found['at_most']:.0f} tokens per second of one sequence: all that a token reads, caches included, "
+        f"by the bandwidth of {found['gpu']}. A bound, nothing was run."
     )
     return Summary(Table("Bytes read for each token", [("what", ""), ("bytes", "n")], rows), line)
 
@@ -299,16 +301,25 @@ def _profiles(report: Report) -> Summary | None:
         return None
     kernels = {entry["name"]: entry["kernels"].split(":")[0] for entry in report.subgraphs}
     prefill = {entry["names"][0]: entry for entry in found[PREFILL]}
-    rows = []
+    each_row = []
     for entry in products(found["subgraphs"]):
         name = entry["names"][0]
-        cells = [name, kernels.get(name, "")]
+        cells = [kernels.get(name, "")]
         for of in (prefill.get(name), entry):
             us = None if of is None else svg_charts.number(of["predicted_us"]["nvfp4"])
             cells += ["-"] * 3 if of is None else [str(of["tokens"]), str(us), of["bound"]]
-        rows.append(cells)
+        each_row.append((name, cells))
+    rows = [[name, str(count), *cells] for name, cells, count in equal_rows(each_row)]
     each = [("us", "n"), ("bound by", "")]
-    columns = [("subgraph", "name"), ("kernels", ""), ("prefill rows", "n"), *each, ("decode rows", "n"), *each]
+    columns = [
+        ("subgraphs, us of each", "name"),
+        ("count", "n"),
+        ("kernels", ""),
+        ("prefill rows", "n"),
+        *each,
+        ("decode rows", "n"),
+        *each,
+    ]
     return Summary(Table("Prefill and decode", columns, rows), f"{line[0].upper()}{line[1:]}.")
 
 
@@ -322,7 +333,7 @@ def _sizes(report: Report) -> Figure | None:
     chart = svg_charts.bars(sizes, "MB", "after", "Megabytes of weights before and after")
     caption = "All constants of the model, with what stays in 16 or 32 bits."
     if carried := report.plugin_library_bytes:
-        caption += f" Of the engine, {decimal(carried)} are the plugin library."
+        caption += f" {decimal(carried)} of the engine are the plugin library."
     if beside := report.plugin_weights:
         caption += f" Weights of plugins, {decimal(beside['bytes'])}, lie beside the engine."
     return Figure(Markup(chart), caption)
@@ -337,18 +348,18 @@ def _plan(report: Report) -> Table:
         groups.setdefault(key, []).append(entry)
     rows: list[list[Cell]] = []
     for (kind, shape, decision, built, kernels, activations, reason), entries in groups.items():
-        names = ", ".join(entry["name"] for entry in entries[:2])
-        more = f" and {len(entries) - 2} more" if len(entries) > 2 else ""
+        names = brief_names([entry["name"] for entry in entries])
         tone = "bad" if built == "missing" else "dim" if decision == "keep" or built == "not yet" else "good"
         slow: Cell = (kernels, "warn") if kernels.startswith("generic") else kernels
-        rows.append([names + more, str(len(entries)), kind, shape, decision, (built, tone), slow, activations, reason])
-    plain = ("kind", "shape", "decision", "built", "kernels", "activations")
-    columns = [("subgraphs", "name"), ("count", "n"), *((heading, "") for heading in plain), ("reason", "reason")]
+        rows.append([names, str(len(entries)), kind, shape, decision, (built, tone), slow, activations, reason])
+    plain = [(heading, "") for heading in ("kind", "shape", "decision", "built")]
+    last = [("kernels", "reason"), ("activations", ""), ("reason", "reason")]
+    columns = [("subgraphs", "name"), ("count", "n"), *plain, *last]
     return Table("Plan", columns, rows)
 
 
 def _next_steps(report: Report, bench: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the advice depends on; empty where there is none."""
+    """The facts that the page's advice depends on; empty without advice."""
     subgraphs = report.subgraphs
     rows = (report.accuracy or Accuracy()).get("tensors", [])
     outputs = [row for row in rows if row["kind"] == "output" and not row["discrete"]]
@@ -368,7 +379,7 @@ def _next_steps(report: Report, bench: Mapping[str, Any] | None) -> dict[str, An
     }
     if not any(found.values()):
         return {}
-    # As given: a directory's name alone says not where it is.
+    # As given: a directory's name does not say where it is.
     return found | {"linears_too": build_report.LINEARS_TOO, "model": shlex.quote(report.model)}
 
 
@@ -390,7 +401,7 @@ def _build(report: Report) -> Table:
 
 
 def _interface(report: Report) -> Table | None:
-    """What goes in and comes out; equal layers' caches in one row."""
+    """Inputs and outputs; equal layers' caches in one row."""
     rows: list[Sequence[Cell]] = []
     for what, lines in (("input", input_lines(report)), ("output", report.outputs)):
         named = equal_rows((name, [line]) for name, line in lines.items())
@@ -406,7 +417,7 @@ def _precision(option: ReportedSubgraph | WeighedPrecision) -> str:
 
 
 def _budget(report: Report) -> Summary | None:
-    """Of every subgraph the precisions that were weighed, and the mixes that were measured."""
+    """The candidate precisions of every subgraph, and the mixes that were measured."""
     found = report.budget
     if found is None:
         return None
@@ -433,14 +444,14 @@ def _budget(report: Report) -> Summary | None:
         for mix in found["tried"]
     )
     line = (
-        f"{found['metric']}: with that subgraph alone in that precision, on {found['choosing_samples']} samples. Time: "
+        f"{found['metric']}: with only that subgraph in that precision, on {found['choosing_samples']} samples. Time: "
         f"the roofline's, nothing was run. Mixes that were measured, time and {found['metric']}: {tried}."
     )
     return Summary(Table("Precisions, accuracy and time", columns, rows), line)
 
 
 def _no_snippet(report: Report) -> str | None:
-    """What of the engine takes more code than the snippet has; None where nothing does."""
+    """Why the snippet does not suffice for the engine; None where it does."""
     if report.plugin_weights:
         return "The plugins' weights are inputs of this engine, in a file beside it"
     if report.caches_in_place:

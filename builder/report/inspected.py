@@ -1,6 +1,4 @@
-"""What `inspect` returns, a type for each kind of file, as JSON and as tables."""
-
-from __future__ import annotations
+"""Results of `inspect`, a type for each kind of file, as JSON and as tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -10,11 +8,11 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from trt_nvfp4.builder.components.manifest import Manifest
-from trt_nvfp4.builder.components.tables import manifest_tables
+from trt_nvfp4.builder.records.contents import ReportedSubgraph
 from trt_nvfp4.builder.report import report
-from trt_nvfp4.builder.report.contents import ReportedSubgraph
+from trt_nvfp4.builder.report.parts_tables import manifest_tables
 from trt_nvfp4.builder.report.report import Report
-from trt_nvfp4.builder.report.tables import equal_rows
+from trt_nvfp4.builder.terminal.tables import equal_rows
 
 
 @dataclass(frozen=True)
@@ -29,10 +27,10 @@ class InspectedPlan:
 
 @dataclass(frozen=True)
 class DeviceBuild:
-    """What the script of a bundle reported of the engine that it built, which knows no plan but the subgraphs' names.
+    """The report of a bundle's script about the engine that it built; of the plan it knows only the subgraphs' names.
 
-    `engine` and what is said of it are None of a run that built none. `built`: by subgraph, what the engine holds of
-    it. `others`: what else the report holds, which is only shown.
+    `engine` and its facts are None for a run that built none. `built`: by subgraph, its layers in the engine in words.
+    `others`: further entries of the report, which are only shown.
     """
 
     target: str
@@ -69,7 +67,7 @@ class InspectedModel:
 
 @dataclass(frozen=True)
 class InspectedBundle:
-    """A bundle: what its manifest says, the bytes of its `files`, and those that are not as they were written.
+    """A bundle: its manifest, the bytes of its `files`, and those that have changed.
 
     `modules`: TensorRT's packages that can build it, and their oldest versions; `profiles`: by input, min, opt and max
     shape; `planned`: by subgraph, the decision and the nodes of the engine that hold it.
@@ -112,7 +110,7 @@ class InspectedRanks:
 @dataclass(frozen=True)
 class InspectedEngine:
     """An engine of so many `bytes`. Its layers cannot be read without the target's GPU: `report` is that of its build,
-    None where there is none beside it, and `note` says so."""
+    None without one beside it, as `note` says."""
 
     bytes: int
     note: str

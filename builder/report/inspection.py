@@ -1,20 +1,20 @@
 """Reads what a plan, report, rewritten model, bundle or engine holds; needs no GPU."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TypedDict, cast, get_type_hints
+from typing import get_type_hints
 
 from trt_nvfp4.builder.components.manifest import FILE as PARTS
 from trt_nvfp4.builder.components.manifest import Manifest
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
-from trt_nvfp4.builder.onnx_file import read
+from trt_nvfp4.builder.errors import ModelFaultError, UsageError
+from trt_nvfp4.builder.model.onnx_file import read
 from trt_nvfp4.builder.parallel.manifest import FILE as RANKS
 from trt_nvfp4.builder.parallel.manifest import RankFolder
 from trt_nvfp4.builder.parallel.prediction import shown
+from trt_nvfp4.builder.records.bundle import MANIFEST
+from trt_nvfp4.builder.records.json_types import misfits
 from trt_nvfp4.builder.report import report
 from trt_nvfp4.builder.report.inspected import (
     DeviceBuild,
@@ -28,36 +28,11 @@ from trt_nvfp4.builder.report.inspected import (
     Inspection,
 )
 from trt_nvfp4.builder.report.interface import interface
-from trt_nvfp4.builder.report.json_types import misfits
-from trt_nvfp4.builder.tensorrt import build_script, bundle
-from trt_nvfp4.common.external_data import inside
+from trt_nvfp4.builder.tensorrt import build_script
+from trt_nvfp4.builder.tensorrt.bundle_manifest import changed_files, read_manifest
 from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
-
-
-class PlannedInBundle(TypedDict):
-    """What is used of a subgraph in a bundle's manifest."""
-
-    name: str
-    decision: str
-    engine_nodes: list[str]
-
-
-class BundleManifest(TypedDict):
-    """What is used of a bundle's manifest. `modules`: TensorRT's packages that can build it, and their oldest versions;
-    `profiles`: by input, min, opt and max shape."""
-
-    model: str
-    planned: list[PlannedInBundle]
-    checksums: dict[str, str]
-    target: str
-    arch: str
-    modules: dict[str, str]
-    profiles: list[dict[str, list[list[int]]]]
-    plugin_library: str | None
-    plugin_sources: str | None
-
 
 # What the build script's report says of its engine, and of its subgraphs.
 BUILD_RESULT = {each.name for each in fields(DeviceBuild)} - {"built", "others"} | {"subgraphs"}
@@ -67,9 +42,9 @@ _BUILT_TYPES = {name: kind for name, kind in get_type_hints(DeviceBuild).items()
 
 
 def inspect(path: Path) -> Inspection:
-    """What a file or folder holds, by its kind.
+    """The contents of a file or folder, by its kind.
 
-    Raises BuilderError: model for what is missing or broken, usage for what is something else.
+    Raises ModelFaultError for a missing or broken file, UsageError for another kind.
     """
     if path.is_dir() and (path / PARTS).is_file():
         return _parts(path)
@@ -78,7 +53,7 @@ def inspect(path: Path) -> Inspection:
     if path.is_dir():
         return _bundle(path)
     if not path.exists():
-        raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file or folder")
+        raise ModelFaultError(f"{path}: no such file or folder")
     kinds: dict[str, Callable[[Path], Inspection]] = {
         **dict.fromkeys((".yaml", ".yml"), _plan),
         **dict.fromkeys((".engine", ".plan"), _engine),
@@ -86,9 +61,7 @@ def inspect(path: Path) -> Inspection:
         ".onnx": _model,
     }
     if path.suffix not in kinds:
-        raise BuilderError(
-            USAGE, f"{path}: expected a plan (.yaml), report (.json), model (.onnx), engine or bundle folder"
-        )
+        raise UsageError(f"{path}: expected a plan (.yaml), report (.json), model (.onnx), engine or bundle folder")
     return kinds[path.suffix](path)
 
 
@@ -104,7 +77,7 @@ def _report(path: Path) -> report.Report | DeviceBuild:
 
 
 def _built_from_bundle(path: Path) -> DeviceBuild | None:
-    """What a bundle's build script reported; None for any other file."""
+    """The report of a bundle's build script; None for any other file."""
     try:
         data = read_json(path)
     except ValueError:
@@ -147,7 +120,7 @@ def _bundle(path: Path) -> InspectedBundle:
 
 
 def _ranks(path: Path) -> InspectedRanks:
-    """Raises BuilderError (model) for ranks that do not fit together."""
+    """Raises ModelFaultError for ranks that do not fit together."""
     found = RankFolder.read(path)
     return InspectedRanks(
         target=found.target,
@@ -165,48 +138,18 @@ def _parts(path: Path) -> InspectedParts:
         engine = path / f"{part.name}.engine"
         if engine.is_file():
             built[part.name] = f"{engine.name}, {engine.stat().st_size} bytes"
-        elif (path / part.name / bundle.MANIFEST).is_file():
+        elif (path / part.name / MANIFEST).is_file():
             built[part.name] = f"{part.name}/, a bundle"
         else:
             built[part.name] = "no engine yet"
     return InspectedParts(manifest, built)
 
 
-def read_manifest(folder: Path) -> BundleManifest:
-    """What a bundle says of itself. Raises BuilderError: usage for a folder that is none, model for a broken one."""
-    manifest = folder / bundle.MANIFEST
-    if not manifest.is_file():
-        raise BuilderError(USAGE, f"{folder}: not a bundle (it has no {bundle.MANIFEST})")
-    try:
-        data = read_json(manifest)
-    except ValueError as error:
-        raise BuilderError(MODEL_AT_FAULT, f"{manifest}: not JSON ({error}); copy the bundle again") from error
-    needed = BundleManifest.__annotations__.keys()
-    if not isinstance(data, dict) or needed - data.keys():
-        raise BuilderError(USAGE, f"{folder}: not a bundle (its {bundle.MANIFEST} is something else's)")
-    if wrong := misfits(data, BundleManifest):
-        raise BuilderError(MODEL_AT_FAULT, f"{manifest}: {wrong[0]}; copy the bundle again")
-    return cast(BundleManifest, data)
-
-
-def changed_files(folder: Path, checksums: Mapping[str, str]) -> list[str]:
-    """The files of a bundle that are missing or not as they were when it was written."""
-    try:
-        files = {name: inside(folder, name) for name in checksums}
-    except ValueError as error:
-        raise BuilderError(MODEL_AT_FAULT, f"{folder / bundle.MANIFEST}: {error}; copy the bundle again") from error
-    return [
-        name
-        for name, digest in checksums.items()
-        if not files[name].is_file() or build_script.sha256(files[name]) != digest
-    ]
-
-
 def _engine(path: Path) -> InspectedEngine:
     """An engine's layers need the target's GPU to be read; without one its report says what was verified."""
     beside, size = build_script.report_file(path), path.stat().st_size
     if not size:
-        raise BuilderError(MODEL_AT_FAULT, f"{path}: empty, and no engine; build it again, or copy it again")
+        raise ModelFaultError(f"{path}: empty, and no engine; build it again, or copy it again")
     if not beside.exists():
         note = f"layers cannot be read without the target's GPU, and there is no {beside.name} beside it"
         return InspectedEngine(size, note)

@@ -1,7 +1,5 @@
 """A model's inputs and outputs in words."""
 
-from __future__ import annotations
-
 import onnx
 
 _TYPES = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}

@@ -1,6 +1,4 @@
-"""What building a model of parts came to: components.report.json."""
-
-from __future__ import annotations
+"""The report of building a model of parts: components.report.json."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -11,7 +9,7 @@ from trt_nvfp4.builder.report.report import Report
 
 @dataclass
 class PartsReport:
-    """What building a model of parts came to. `chain`: agreement of the rewritten parts with the original."""
+    """The outcome of building a model of parts. `chain`: agreement of the rewritten parts with the original."""
 
     model: str
     target: str
@@ -19,7 +17,9 @@ class PartsReport:
     parts: dict[str, Report] = field(default_factory=dict)
     chain: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    #: Of a model that is split: whether that pays (see `parallel.prediction`).
+    #: Largest error of each joint's actions of a robot policy, in the robot's units.
+    joints: dict[str, float] = field(default_factory=dict)
+    #: Whether splitting a model over GPUs pays (see `parallel.prediction`).
     ranks: RanksPrediction | None = None
 
     def json(self) -> str:

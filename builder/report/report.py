@@ -1,4 +1,4 @@
-"""What was asked for, what came of it, and what it cost: OUT.report.json and the table on the terminal."""
+"""Request, outcome and cost of a build: OUT.report.json and the table on the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import platform
 import resource
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -17,10 +16,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import psutil
 
-from trt_nvfp4.builder.command_line import command_line
-from trt_nvfp4.builder.errors import USAGE, BuilderError
-from trt_nvfp4.builder.profile_times import profiles_line
-from trt_nvfp4.builder.report.contents import (
+from trt_nvfp4.builder.errors import UsageError
+from trt_nvfp4.builder.records.contents import (
     Accuracy,
     BudgetOutcome,
     ExportOptions,
@@ -31,11 +28,13 @@ from trt_nvfp4.builder.report.contents import (
     TensorAgreement,
     TokenBytes,
 )
-from trt_nvfp4.builder.report.json_types import misfits
+from trt_nvfp4.builder.records.json_types import misfits
+from trt_nvfp4.builder.report.command_line import command_line
+from trt_nvfp4.builder.roofline.profile_times import profiles_line
 from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.common.replacing import replacing
-from trt_nvfp4.graph_passes.planning.decoder import KIND as DECODER
-from trt_nvfp4.graph_passes.planning.plan import KINDS, has_ranges
+from trt_nvfp4.graph_passes.planning.kinds.registry import ALL_KINDS, KINDS
+from trt_nvfp4.graph_passes.planning.planned import has_ranges
 from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
 
 if TYPE_CHECKING:
@@ -43,8 +42,8 @@ if TYPE_CHECKING:
 
     from trt_nvfp4.graph_passes.planning.plan import Plan
 
-# The option that asks for linears as well as for what is asked for by default.
-LINEARS_TOO = f"--kinds {','.join(KINDS)}"
+# The option that selects linears beside the default kinds.
+LINEARS_TOO = f"--kinds {','.join(ALL_KINDS)}"
 
 
 @dataclass
@@ -60,21 +59,23 @@ class Report:
     # Inputs and outputs by name, in words: `int64 [batch, sequence]`.
     inputs: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
-    # Of a Hugging Face directory.
+    # How a Hugging Face directory was exported.
     exported: ExportOptions | None = None
     recipe: str | None = None
     backend: str | None = None
     engine: str | None = None
     engine_bytes: int | None = None
     engine_sha256: str | None = None
-    # Of the library that the engine carries; or the name of the one that lies beside it.
+    # Size of the library that the engine carries; or the name of the one that lies beside it.
     plugin_library_bytes: int | None = None
     plugin_library: str | None = None
-    # Of an engine without the plugins' weights.
+    # Groups of kernels that were linked into it (see plugins/compile/kernel_groups.py).
+    kernels: list[str] = field(default_factory=list)
+    # For an engine without the plugins' weights.
     plugin_weights: PluginWeights | None = None
     bundle: str | None = None
     subgraphs: list[ReportedSubgraph] = field(default_factory=list)
-    # What the network computes in outside of replaced subgraphs; None before there is a plan.
+    # Types outside of replaced subgraphs; None before there is a plan.
     network: Network | None = None
     # Products that the plan has no entry for, by operator.
     unplanned: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -87,11 +88,11 @@ class Report:
     shape_values: dict[str, list[list[int]]] = field(default_factory=dict)
     # Caches that the engine updates at their own address.
     caches_in_place: int = 0
-    # Of the engine's second optimization profile, with which a decoder generates token by token.
+    # The engine's second optimization profile, with which a decoder generates token by token.
     decode_profiles: dict[str, list[list[int]]] = field(default_factory=dict)
     # None before there is a plan.
     predicted: Roofline | None = None
-    # Of a decoder alone.
+    # Only for decoders.
     token_bytes: TokenBytes | None = None
     # None before the model is rewritten.
     accuracy: Accuracy | None = None
@@ -118,15 +119,15 @@ class Report:
         self.peak_rss_bytes = max(self.peak_rss_bytes, own, beside + child_bytes)
 
     def take_plan(self, plan: Plan, calibrated: bool | Collection[str]) -> None:
-        """List the planned subgraphs, none of them realized yet, and the recipe of NVFP4 weights; warn where there are
-        none and no other precision was asked for. `calibrated`: as `make_plan`'s.
+        """List the planned subgraphs, none of them realized yet, and the recipe of NVFP4 weights; warn without NVFP4
+        where no other precision was chosen. `calibrated`: as in `PlanOptions`.
         """
         network = plan.activations
         self.network = {"type": network.type, "note": network.note, "float32": dict(network.float32)}
         self.recipe = plan.recipe if any(entry.lowering.weights == "nvfp4" for entry in plan.subgraphs) else None
         if not any(entry.lowering.meets("nvfp4") for entry in plan.subgraphs) and plan.precision not in ("fp8", "bf16"):
             self.warnings.append(
-                "the plan has no subgraph in NVFP4, and says why; --require nvfp4 takes it, or ends with exit code 5"
+                "no subgraph of the plan is in NVFP4, for the reasons in the plan; --require nvfp4 makes that an error"
             )
         self.subgraphs = [
             {
@@ -146,15 +147,10 @@ class Report:
         ]
 
     def take_engine(self, result: Mapping[str, Any]) -> None:
-        """Add what the build script found."""
-        self.backend = result["backend"]
-        self.engine = result["engine"]
-        self.engine_bytes = result["engine_bytes"]
-        self.engine_sha256 = result["engine_sha256"]
-        self.plugin_layers = result["plugin_layers"]
-        self.plugin_library = result["plugin_library"]
-        self.plugin_weights = result["weights"]
-        self.caches_in_place = result["caches_in_place"]
+        """Add the results of the build script."""
+        for name in ("backend", "engine", "engine_bytes", "engine_sha256", "plugin_layers", "plugin_library"):
+            setattr(self, name, result[name])
+        self.plugin_weights, self.caches_in_place = result["weights"], result["caches_in_place"]
         self._take_products(result["float32_products"])
         realized = {entry["name"]: entry["realized"] for entry in result["subgraphs"]}
         for subgraph in self.subgraphs:
@@ -190,14 +186,14 @@ class Report:
 
 
 def load(path: Path) -> Report:
-    """The contents of OUT.report.json. Raises BuilderError (usage) for any other file, and for a report of a version
+    """The contents of OUT.report.json. Raises UsageError for any other file, and for a report of a version
     whose reports hold other things."""
     try:
         found = read_json(path)
     except ValueError as error:
-        raise BuilderError(USAGE, f"{path}: not JSON ({error})") from error
+        raise UsageError(f"{path}: not JSON ({error})") from error
     if not isinstance(found, dict) or not {"subgraphs", "timings_s"} <= found.keys():
-        raise BuilderError(USAGE, f"{path}: not a report of build-engine")
+        raise UsageError(f"{path}: not a report of build-engine")
     _complete(found)
     missing = {entry.name for entry in fields(Report)} - found.keys()
     entries: list[Any] = found["subgraphs"] if isinstance(found["subgraphs"], list) else [None]
@@ -205,14 +201,12 @@ def load(path: Path) -> Report:
         isinstance(entry, dict) and entry.keys() >= ReportedSubgraph.__annotations__.keys() for entry in entries
     ):
         lacks = f": it lacks {', '.join(sorted(missing))}" if missing else ""
-        raise BuilderError(
-            USAGE, f"{path}: not a report of this version of build-engine{lacks}; build again to have one"
-        )
+        raise UsageError(f"{path}: not a report of this version of build-engine{lacks}; build again to have one")
     types = get_type_hints(Report)
     if found["engine"]:
         types["engine_bytes"] = int  # which an engine has
     if wrong := misfits(found, types):
-        raise BuilderError(USAGE, f"{path}: no report of build-engine: its {wrong[0]}; build again to have one")
+        raise UsageError(f"{path}: no report of build-engine: its {wrong[0]}; build again to have one")
     return Report(**{entry.name: found[entry.name] for entry in fields(Report)})
 
 
@@ -244,8 +238,14 @@ def versions() -> dict[str, str]:
 
 
 def not_asked_for(entry: ReportedSubgraph) -> bool:
-    """Whether this is a linear that stays for want of `--kinds linear`, as the plan says, and for no other reason."""
-    return entry["kind"] == "linear" and entry["reason_code"] == ReasonCode.KIND
+    """Whether this is a linear that stays only because `--kinds` does not name linears."""
+    return _unselected(entry) == "count"
+
+
+def _unselected(entry: ReportedSubgraph) -> str:
+    """How reports show a subgraph that `--kinds` does not select; "" for selected ones."""
+    kind = KINDS.get(entry["kind"])
+    return "" if kind is None or entry["reason_code"] != ReasonCode.KIND else kind.unselected_in_reports
 
 
 def subgraph_tables(subgraphs: Sequence[ReportedSubgraph]) -> list[Table]:
@@ -255,45 +255,52 @@ def subgraph_tables(subgraphs: Sequence[ReportedSubgraph]) -> list[Table]:
     """
     from rich.table import Table
 
-    from trt_nvfp4.builder.report.tables import equal_reasons, equal_rows, grid
+    from trt_nvfp4.builder.terminal.tables import brief_names, equal_reasons, equal_rows, grid
 
-    subgraphs = [entry for entry in subgraphs if (entry["kind"], entry["reason_code"]) != (DECODER, ReasonCode.KIND)]
+    subgraphs = [entry for entry in subgraphs if _unselected(entry) != "hide"]
     left_alone = [entry for entry in subgraphs if not_asked_for(entry)]
     shown = [entry for entry in subgraphs if not not_asked_for(entry)]
     table = grid("Subgraphs", ["name", "x", "kind", "shape", "decision", "built"], numbers=["x"])
     for name, cells, count in equal_rows((entry["name"], _cells(entry)) for entry in shown):
         table.add_row(name, str(count), *cells)
     reasons = Table(show_header=False, box=None, pad_edge=False)
-    for count, decision, reason in equal_reasons((entry["decision"], entry["reason"]) for entry in shown):
-        reasons.add_row(f"{count} {decision}", reason)
-    for kernels, count in Counter(entry["kernels"] for entry in shown if entry["kernels"]).items():
+    for names, decision, reason in equal_reasons((e["name"], e["decision"], e["reason"]) for e in shown):
+        reasons.add_row(f"{len(names)} {decision}", f"{brief_names(names)}: {reason}")
+    on_kernels: dict[str, list[str]] = {}
+    for entry in shown:
+        if entry["kernels"]:
+            on_kernels.setdefault(entry["kernels"], []).append(entry["name"])
+    for kernels, names in on_kernels.items():
         name, _, why = kernels.partition(": ")
-        reasons.add_row(f"{count} on {name}", why)
+        reasons.add_row(f"{len(names)} on {name}", f"{brief_names(names)}: {why}")
     if left_alone:
         reasons.add_row(f"{len(left_alone)} keep", f"linears outside of MLPs; {LINEARS_TOO} replaces those that can be")
     return [table, reasons]
 
 
 def _cells(entry: ReportedSubgraph) -> list[str]:
-    """What the table of subgraphs says of one beside its name."""
+    """Cells of the table of subgraphs beside the name."""
     return [entry["kind"], _shape(entry["shapes"]), entry["decision"], entry["realized"] or "-"]
 
 
 def unplanned_line(report: Report) -> str:
-    """The products that the plan has no entry for, in one line; empty where there are none."""
+    """The products that the plan has no entry for, in one line; empty without any."""
     parts = [f"{found['count']} {op_type} ({found['share']:.1%})" for op_type, found in report.unplanned.items()]
     return ", ".join(parts).replace("%)", "% of weight bytes)", 1)
 
 
 def budget_line(report: Report) -> str:
-    """What an accuracy budget came to, in one line; empty where none was given."""
+    """The outcome of an accuracy budget, in one line; empty without a budget."""
     from trt_nvfp4.builder.accuracy.budget import Budget
 
     if (budget := report.budget) is None:
         return ""
     achieved = budget["achieved"]
     shown = "no error" if achieved is None else Budget.parse(budget["budget"]).shown(achieved)
-    found = f"{shown} on {budget['held_out_samples']} held-out samples"
+    # Older reports have no original's figure.
+    original = budget.get("original")
+    beside = "" if original is None else f" (original: {original:.6g}; each sample is read from its first token)"
+    found = f"{shown}{beside} on {budget['held_out_samples']} held-out samples"
     return f"{budget['budget']}: {found}, roofline {budget['roofline_us']:.3g} us"
 
 
@@ -312,7 +319,7 @@ def _shape(shapes: Mapping[str, int]) -> str:
 
 
 def network_line(report: Report) -> str:
-    """What the network computes in outside of replaced subgraphs, in one line; empty where that is as in the model."""
+    """The types outside of replaced subgraphs, in one line; empty where they are the model's."""
     network = report.network
     if network is None or network["type"] == "keep":
         return ""
@@ -334,9 +341,9 @@ def accuracy_line(report: Report) -> str:
 
     rows = found.get("tensors", [])
     parts = [f"worst {text}" for kind in ("output", "subgraph") if (text := worst(rows, kind))]
-    if parts and (alone := worst(found.get("network", []), "output")):
+    if parts and (unreplaced := worst(found.get("network", []), "output")):
         precision = "16 bits" if report.network is None else report.network["type"]
-        parts.append(f"the network in {precision} alone: {alone}")
+        parts.append(f"only the network in {precision}: {unreplaced}")
     if decoding := found.get("steps"):
         worst_kl = max(step["kl_worst"] for step in decoding["steps"])
         kl = f"KL {decoding['kl']:.2g} (worst {worst_kl:.2g})"
@@ -349,7 +356,7 @@ def accuracy_line(report: Report) -> str:
 
 
 def token_line(report: Report) -> str:
-    """What a decoder reads for each generated token, in one line; empty where the model is none."""
+    """Bytes that a decoder reads for each generated token, in one line; empty for other models."""
     from rich.filesize import decimal
 
     found = report.token_bytes
@@ -361,6 +368,8 @@ def token_line(report: Report) -> str:
         more = f", {len(kept) - 2} more" if len(kept) > 2 else ""
         parts.append(f"{decimal(int(sum(kept.values())))} not quantized ({largest}{more})")
     parts.append(f"{decimal(int(found['cache_bytes']))} of caches ({found['cache_tokens']} tokens)")
+    if found["state_bytes"]:
+        parts.append(f"{decimal(int(found['state_bytes']))} of states")
     return (
         f"{decimal(int(found['total']))}: {'; '.join(parts)}; at most {found['at_most']:.0f} tokens/s by the "
         f"bandwidth of {found['gpu']} (one sequence; a bound, nothing was run)"
@@ -368,15 +377,15 @@ def token_line(report: Report) -> str:
 
 
 def input_lines(report: Report) -> dict[str, str]:
-    """What each input takes, with its range in every profile of the engine."""
+    """Type, dimensions and range of each input in every profile of the engine."""
     lines = dict(report.inputs)
     for profiles, of in ((report.profiles, ""), (report.decode_profiles, " (decode)")):
         for name, shapes in profiles.items():
-            least, typical, most = ("x".join(map(str, shape)) for shape in shapes)
-            lines[name] = f"{lines.get(name, '')}; {least} to {most}, tuned for {typical}{of}".removeprefix("; ")
+            low, middle, high = ("x".join(map(str, shape)) for shape in shapes)
+            lines[name] = f"{lines.get(name, '')}; {low} to {high}, tuned for {middle}{of}".removeprefix("; ")
     for name, shapes in report.shape_values.items():
-        least, typical, most = (",".join(map(str, values)) for values in shapes)
-        lines[name] = f"{lines.get(name, '')}; values {least} to {most}, tuned for {typical}".removeprefix("; ")
+        low, middle, high = (",".join(map(str, values)) for values in shapes)
+        lines[name] = f"{lines.get(name, '')}; values {low} to {high}, tuned for {middle}".removeprefix("; ")
     return lines
 
 
@@ -386,7 +395,7 @@ def summary_table(report: Report) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from trt_nvfp4.builder.report.tables import equal_rows
+    from trt_nvfp4.builder.terminal.tables import equal_rows
 
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("target", f"{report.target}" + (f" ({report.backend})" if report.backend else ""))

@@ -1,17 +1,17 @@
 """Why a node of a model is in no subgraph, or a subgraph cannot be replaced: `inspect-engine MODEL --why NAME`."""
 
-from __future__ import annotations
-
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.errors import UsageError
+from trt_nvfp4.builder.model.onnx_file import is_rewritten, opened
 from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.patterns.give_ups import GiveUp, noting
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Why:
-    """What is known of a node or subgraph: the subgraphs that it is in, and the matchers that gave up on it."""
+    """The subgraphs that a node or subgraph is in, and the matchers that gave up on it."""
 
     name: str
     subgraphs: tuple[Found, ...]
@@ -34,14 +34,20 @@ class Why:
 
 
 def explain(model: Path, name: str) -> Why:
-    """What the matchers say of the node, subgraph or tensor `name` of the ONNX file `model`.
+    """Explains the node, subgraph or tensor `name` of the ONNX file `model` by the matchers.
 
-    Raises BuilderError (usage) where the model, as it is when subgraphs are looked for, has nothing of that name; and
-    ModelError for a model that is none.
+    Raises UsageError for a rewritten model, and where the model, as it is when subgraphs are looked for, has nothing of
+    that name; ModelFaultError or ModelError for an invalid model.
     """
     if model.suffix != ".onnx":
-        raise BuilderError(USAGE, f"{model}: --why looks into an ONNX file")
-    source = load(model)
+        raise UsageError(f"{model}: --why looks into an ONNX file")
+    file = opened(model)
+    if is_rewritten(file.proto):
+        raise UsageError(
+            f"{model}: has been rewritten already; --why explains the original, so give that (OUT.report.json says "
+            "what became of each subgraph)"
+        )
+    source = load(file)
     with noting() as noted:
         subgraphs = find_subgraphs(source)
     nodes = {node.name or "": node for node in source.graph}
@@ -49,18 +55,22 @@ def explain(model: Path, name: str) -> Why:
     if name not in nodes and name not in {subgraph.name for subgraph in subgraphs} and producer == name:
         near = difflib.get_close_matches(name, [*nodes, *(subgraph.name for subgraph in subgraphs)], 1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise BuilderError(
-            USAGE,
+        raise UsageError(
             f"{model}: no node, subgraph or tensor is called '{name}' where subgraphs are looked for{hint}; what is "
-            "constant is folded before (build-engine --dump-passes DIR shows the graph after each pass)",
+            "constant is folded before (build-engine --set dump-passes=DIR shows the graph after each pass)"
         )
     here = [each for each in subgraphs if each.name == name or producer in each.nodes]
     members = {producer} | {node for each in here if each.name == name for node in each.nodes}
     return Why(
         name,
-        tuple(Found(each.name, each.kind, each.op, each.refusal or each.caution or "") for each in here),
+        tuple(_found(each) for each in here),
         tuple(each for each in noted if each.node in members or f"'{producer}'" in each.why),
     )
+
+
+def _found(subgraph: Subgraph) -> Found:
+    why = "" if subgraph.unsupported is None else subgraph.unsupported.text
+    return Found(subgraph.name, subgraph.kind, subgraph.op, why)
 
 
 def tables(found: Why) -> list[Table]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import platform
@@ -13,12 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, UNAVAILABLE, USAGE, VERIFICATION_FAILED, BuilderError
+from trt_nvfp4.builder.cuda import driver
+from trt_nvfp4.builder.errors import BuildFailedError, ModelFaultError, UnavailableError, UsageError, VerificationError
 from trt_nvfp4.builder.tensorrt.job import Job
 from trt_nvfp4.builder.tensorrt.network_checks import network_problems, products
 from trt_nvfp4.builder.tensorrt.verify import Layer, layers_of_inspector, layers_of_log
 from trt_nvfp4.builder.tensorrt.weights_file import ENGINE_NAME
+from trt_nvfp4.common.json_text import read_bytes
 from trt_nvfp4.common.replacing import replacing
+from trt_nvfp4.plugins.compile.kernel_groups import all_groups, ops_of
 
 # What differs between the versions served: feature -> module -> (first version that has it, first that no longer has).
 # A module that is not named does not have the feature; everything else used below is the same in all versions.
@@ -32,7 +34,7 @@ FEATURES: dict[str, dict[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
     "weight_streaming": {"tensorrt": ((10, 13), NEVER)},
     # Kernels compiled at run time can be kept in a file.
     "runtime_cache": {"tensorrt_rtx": ((1, 7), NEVER)},
-    # The parser opens lib<name>.so when it meets a plugin, while the wheel ships lib<name>.so.1 alone, and aborts.
+    # The parser opens lib<name>.so when it meets a plugin, while the wheel ships only lib<name>.so.1, and aborts.
     "parser_opens_unversioned_library": {"tensorrt_rtx": ((1, 0), NEVER)},
     # Myelin crashes where a plugin's network takes an input of no values.
     "empty_shapes": {"tensorrt": ((10, 16), NEVER), "tensorrt_rtx": ((1, 0), NEVER)},
@@ -40,8 +42,8 @@ FEATURES: dict[str, dict[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
     "gate_up_fusion_miscompiles_on_sm110": {"tensorrt": ((10, 13), (10, 14))},
 }
 
-# Name and namespace of a creator that every plugin library has.
-ANY_PLUGIN = ("NVFP4Linear", "")
+# Creators of a plugin library, of which each has some.
+OUR_PLUGINS = ops_of(all_groups())
 
 # TensorRT's words for shapes that a model does not take.
 _MISFIT = re.compile(r"\bk(MIN|OPT|MAX) values\b|inherently negative length")
@@ -50,22 +52,13 @@ Event = dict[str, Any]
 Report = Callable[[Event], None]
 
 
-def local_compute_capability() -> tuple[int, int] | None:
-    """(major, minor) of the first NVIDIA GPU in this machine, None where there is none."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    if cuda.cuInit(0) != 0:
-        return None
-    if cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, 0) or cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, 0):
-        return None
-    return major.value, minor.value
-
-
 def version_tuple(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def mounted_noexec(folder: Path) -> bool:
+    """Whether the folder's file system refuses to run what lies there, libraries included."""
+    return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
 
 
 class Backend:
@@ -76,7 +69,7 @@ class Backend:
             self.trt: Any = importlib.import_module(module)
         except (ImportError, OSError, RuntimeError) as error:
             install = "pip install tensorrt-rtx" if module == "tensorrt_rtx" else "pip install tensorrt"
-            raise BuilderError(UNAVAILABLE, f"cannot import {module} ({error}); install it: {install}") from error
+            raise UnavailableError(f"cannot import {module} ({error}); install it: {install}") from error
         self.module = module
         self.version: str = self.trt.__version__
 
@@ -90,14 +83,16 @@ class Backend:
         Default: TensorRT's own registry, which is one per process. A runtime has a registry, too, for its engines.
         """
         registry = self.trt.get_plugin_registry() if registry is None else registry
-        if any((creator.name, creator.plugin_namespace) == ANY_PLUGIN for creator in registry.all_creators):
+        if any(creator.name in OUR_PLUGINS and creator.plugin_namespace == "" for creator in registry.all_creators):
             return
         if registry.load_library(str(library)) is None:
             here = platform.machine()
-            raise BuilderError(
-                BUILD_FAILED,
-                f"{library}: TensorRT could not load this plugin library on {here}; if it lies in the cache, delete it "
-                "there, and the next build makes it anew",
+            raise BuildFailedError(
+                f"{library}: lies on a file system mounted noexec, from which no library can be loaded; choose another "
+                "folder for the engine"
+                if mounted_noexec(library.parent)
+                else f"{library}: TensorRT could not load this plugin library on {here}; if it lies in the cache, "
+                "delete it there, and the next build makes it anew"
             )
 
     def build(
@@ -122,44 +117,40 @@ class Backend:
         report({"event": "stage", "stage": "parse"})
         parser = trt.OnnxParser(network, log)
         if not parser.parse_from_file(str(job.model)):
-            raise BuilderError(MODEL_AT_FAULT, _parser_message(job.model, parser, log.errors))
+            raise ModelFaultError(_parser_message(job.model, parser, log.errors))
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
         if problems := list(network_problems(trt, network, job.attentions, job.caches)):
-            raise BuilderError(
-                VERIFICATION_FAILED, f"{job.model}: TensorRT reads the model otherwise: {'; '.join(problems)}"
-            )
+            raise VerificationError(f"{job.model}: TensorRT reads the model differently: {'; '.join(problems)}")
         values = {tensor.name for tensor in inputs if tensor.is_shape_tensor}
         static = {tensor.name for tensor in inputs if -1 not in tuple(tensor.shape)}
         if without := sorted(values - {name for profile in job.profiles for name in profile}):
-            raise BuilderError(
-                MODEL_AT_FAULT,
-                f"{job.model}: the values of input {without[0]!r} are a shape, whose range nothing says; make it a "
-                "constant of the model",
+            raise ModelFaultError(
+                f"{job.model}: the values of input {without[0]!r} are a shape of unknown range; make it a "
+                "constant of the model"
             )
         if not self.has("empty_shapes") and (empty := _empty(job.profiles)):
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 f"{self.module} {self.version} fails on devices with empty inputs next to plugins, and the smallest "
-                f"shape of {empty!r} is empty; give --min-shapes without a 0, or use 10.16",
+                f"shape of {empty!r} is empty; give --min-shapes without a 0, or use 10.16"
             )
         for shapes_of in filter(None, job.profiles):
             profile = builder.create_optimization_profile()
-            for name, (low, typical, high) in shapes_of.items():
+            for name, (low, opt, high) in shapes_of.items():
                 if name in static - values:
-                    continue  # values of an input that are no shape to TensorRT
+                    continue  # TensorRT does not take these values as a shape
                 set_range = profile.set_shape_input if name in values else profile.set_shape
                 try:
-                    set_range(name, low, typical, high)
+                    set_range(name, low, opt, high)
                 except RuntimeError as error:
-                    raise BuilderError(
-                        USAGE, f"TensorRT refused the shapes {low}, {typical}, {high} of {name!r}: {error}"
+                    raise UsageError(
+                        f"TensorRT refused the shapes {low}, {opt}, {high} of {name!r}: {error}"
                     ) from error
             if config.add_optimization_profile(profile) < 0:
-                raise BuilderError(USAGE, f"TensorRT refused the shapes {shapes_of}: {log.last_errors()}")
+                raise UsageError(f"TensorRT refused the shapes {shapes_of}: {log.last_errors()}")
         if job.weight_streaming:
             if not self.has("weight_streaming"):
-                raise BuilderError(
-                    USAGE, f"--weight-streaming: {self.module} {self.version} does not stream weights; leave it out"
+                raise UsageError(
+                    f"--set weight-streaming=yes: {self.module} {self.version} does not stream weights; leave it out"
                 )
             config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
         cache = self._timing_cache(config, job, log)
@@ -172,20 +163,19 @@ class Backend:
         engine = builder.build_serialized_network(network, config)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        # Of the largest and smallest shapes a warning alone, and an engine that fails of them.
+        # TensorRT only warns about bad min/max shapes; the engine then fails at run time.
         said = (*log.errors, *log.warnings)
         if misfit := next((text for text in said if _MISFIT.search(text)), None):
-            raise BuilderError(
-                USAGE,
+            raise UsageError(
                 f"{job.model}: does not take all shapes of the profile {_shown(job.profiles)}: {misfit}; give others "
-                "with --min-shapes, --opt-shapes and --max-shapes",
+                "with --min-shapes, --opt-shapes and --max-shapes"
             )
         if engine is None:
-            raise BuilderError(BUILD_FAILED, f"TensorRT built no engine: {log.last_errors()}")
+            raise BuildFailedError(f"TensorRT built no engine: {log.last_errors()}")
         # A tactic that failed leaves the others.
         skipped = [error for error in log.errors[parsed:] if "Skipping tactic" in error]
         if others := [error for error in log.errors[parsed:] if error not in skipped]:
-            raise BuilderError(VERIFICATION_FAILED, f"TensorRT reported errors and went on: {' | '.join(others[:4])}")
+            raise VerificationError(f"TensorRT reported errors and went on: {' | '.join(others[:4])}")
         if skipped:
             log.warnings.append(f"TensorRT skipped {len(skipped)} tactics that failed; the first: {skipped[0]}")
         if cache is not None and job.timing_cache is not None:
@@ -204,14 +194,11 @@ class Backend:
             capability = self.trt.ComputeCapability.__members__.get(name)
             config.num_compute_capabilities = 1
             if capability is None or not config.set_compute_capability(capability, 0):
-                raise BuilderError(
-                    UNAVAILABLE, f"{self.module} {self.version} builds no engine for {name} ({job.target})"
-                )
-        elif (here := local_compute_capability()) != (major, minor):
+                raise UnavailableError(f"{self.module} {self.version} builds no engine for {name} ({job.target})")
+        elif (here := driver.local_compute_capability()) != (major, minor):
             found = "no GPU" if here is None else f"a GPU of compute capability {here[0]}.{here[1]}"
-            raise BuilderError(
-                UNAVAILABLE,
-                f"{self.module} builds for the GPU in the machine: {job.target} is {major}.{minor}, here is {found}",
+            raise UnavailableError(
+                f"{self.module} builds for the GPU in the machine: {job.target} is {major}.{minor}, here is {found}"
             )
         if self.has("gate_up_fusion_miscompiles_on_sm110") and (major, minor) == (11, 0):
             os.environ.setdefault("__LUNOWUD", "-peep:fc_h_fusion=off")
@@ -222,11 +209,13 @@ class Backend:
         if not self.has("timing_cache"):
             log.warnings.append(f"{self.module} keeps no timing cache: {job.timing_cache} is not used")
             return None
-        cache = config.create_timing_cache(job.timing_cache.read_bytes() if job.timing_cache.exists() else b"")
+        try:
+            kept = read_bytes(job.timing_cache)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{job.timing_cache}: cannot be read ({error}); name another file") from error
+        cache = config.create_timing_cache(kept)
         if cache is None or not config.set_timing_cache(cache, False):
-            raise BuilderError(
-                USAGE, f"{job.timing_cache} is no timing cache of {self.module} {self.version}; delete it"
-            )
+            raise UsageError(f"{job.timing_cache} is not a timing cache of {self.module} {self.version}; delete it")
         return cache
 
     def _inspect(self, engine: Any, log: Any) -> list[Layer]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MODEL_AT_FAULT, BuilderError
-from ..generate.cuda import Cuda
+from ..cuda.runtime import Cuda
+from ..errors import ModelFaultError
 from .weights_file import Tensor, WeightsFile, file_name, named_digest, read_header
 
 # nvinfer's DataType by safetensors' types.
@@ -55,10 +55,10 @@ _loaded: weakref.WeakValueDictionary[tuple[str, int], DeviceWeights] = weakref.W
 
 
 class EngineWithWeights:
-    """An ICudaEngine whose contexts have the weights bound, and which shows its other inputs and outputs alone."""
+    """An ICudaEngine whose contexts have the weights bound, and which shows only its other inputs and outputs."""
 
     def __init__(self, engine: Any, weights: DeviceWeights, path: Path) -> None:
-        """Raises BuilderError (model) where the file's tensors are none of the engine's inputs."""
+        """Raises ModelFaultError where the file's tensors are not inputs of the engine."""
         self._engine, self._weights, self._path = engine, weights, path
         names: list[str] = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         for tensor in weights.file.tensors:
@@ -67,10 +67,9 @@ class EngineWithWeights:
                 dtype = engine.get_tensor_dtype(tensor.name).name
                 found = f"{_TYPES.get(dtype, dtype)} {list(engine.get_tensor_shape(tensor.name))}"
             if found != (expected := f"{tensor.dtype} {list(tensor.shape)}"):
-                raise BuilderError(
-                    MODEL_AT_FAULT,
+                raise ModelFaultError(
                     f"{path}: its input {tensor.name} is {found}, and {weights.file.path} has {expected}; build the "
-                    "engine again",
+                    "engine again"
                 )
         self._visible = [name for name in names if name not in weights.addresses]
 
@@ -91,28 +90,27 @@ class EngineWithWeights:
             return None
         for name, address in self._weights.addresses.items():
             if not context.set_tensor_address(name, address):
-                raise BuilderError(MODEL_AT_FAULT, f"{self._path}: TensorRT does not take the weights {name}")
+                raise ModelFaultError(f"{self._path}: TensorRT does not take the weights {name}")
         # Without them it would read memory that is free.
         weakref.finalize(context, _dropped, self._weights).atexit = False
         return context
 
 
 def _dropped(_: DeviceWeights) -> None:
-    """What was kept until now may go."""
+    """Does nothing: its argument is kept until this is called."""
 
 
 def with_weights(engine: Any, path: Path, cuda: Cuda | None = None) -> Any:
     """`engine`, or, if it was built with --strip, the same with its weights from the file beside `path`, which names it
-    by their digest. Raises BuilderError (model): the file is missing, damaged or of another model."""
+    by their digest. Raises ModelFaultError: the file is missing, damaged or of another model."""
     digest = named_digest(str(engine.name))
     if digest is None:
         return engine
     file = read_header(path.parent / file_name(digest))
     if file.digest != digest:
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"{file.path}: holds the weights of another model (digest {file.digest[:16]}...), and {path} was built for "
-            f"{digest[:16]}...; copy the file that lay beside the engine, or build the engine again",
+            f"{digest[:16]}...; copy the file that lay beside the engine, or build the engine again"
         )
     cuda = cuda or Cuda()
     key = digest, cuda.current_device()

@@ -1,7 +1,5 @@
 """Runs the build script in a process of its own and gives back its result."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -16,7 +14,7 @@ from typing import Any
 import onnx
 import psutil
 
-from trt_nvfp4.builder.errors import BUILD_FAILED, BuilderError
+from trt_nvfp4.builder.errors import BuilderError, BuildFailedError, reported
 from trt_nvfp4.builder.tensorrt.bundle import SCRIPT
 from trt_nvfp4.common.external_data import external_files
 
@@ -64,7 +62,7 @@ def run_script(
         encoding="utf-8",
         errors="replace",
         start_new_session=True,
-        env=_environment(),
+        env={name: value for name, value in os.environ.items() if name != "TRT_NVFP4_LIBRARY_LINKS"},
     )
     assert process.stdout is not None
 
@@ -89,7 +87,7 @@ def run_script(
             if event["event"] == "result":
                 result = event
             elif event["event"] == "error":
-                failure = BuilderError(event["exit_code"], renamed(event["message"]))
+                failure = reported(renamed(event["message"]), event["exit_code"])
             else:
                 on_event(event)
         status = process.wait()
@@ -100,15 +98,9 @@ def run_script(
     if failure is not None:
         raise failure
     if status != 0 or result is None:
-        raise BuilderError(
-            BUILD_FAILED, f"the build process {_ending(status)}: {' | '.join(last_lines) or 'no message'}"
-        )
+        raise BuildFailedError(f"the build process {_ending(status)}: {' | '.join(last_lines) or 'no message'}")
     result["warnings"] = [renamed(warning) for warning in result["warnings"]]
     return {key: value for key, value in result.items() if key != "event"}
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "TRT_NVFP4_LIBRARY_LINKS"}
 
 
 def _ending(status: int) -> str:

@@ -27,22 +27,25 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trt_nvfp4.builder.cuda import driver
 from trt_nvfp4.builder.errors import (
     BUILD_FAILED,
     INTERRUPTED,
-    MODEL_AT_FAULT,
-    UNAVAILABLE,
-    USAGE,
-    VERIFICATION_FAILED,
     BuilderError,
+    ModelFaultError,
+    UnavailableError,
+    UsageError,
+    VerificationError,
     message,
     printable,
 )
-from trt_nvfp4.builder.tensorrt.backend import FEATURES, Backend, Event, Report, local_compute_capability, version_tuple
+from trt_nvfp4.builder.records.bundle import DRAFT, MANIFEST, named_file
+from trt_nvfp4.builder.tensorrt.backend import FEATURES, Backend, Event, Report, version_tuple
 from trt_nvfp4.builder.tensorrt.job import Job, Weights
 from trt_nvfp4.builder.tensorrt.network_checks import AttentionNode
 from trt_nvfp4.builder.tensorrt.verify import (
@@ -56,7 +59,6 @@ from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.common.replacing import made_folder, replacing
 from trt_nvfp4.plugins.compile.ownership import own_folder
 
-MANIFEST = "manifest.json"
 TEMPORARY_LINKS = "trt-nvfp4-links-"
 
 
@@ -69,20 +71,18 @@ def sha256(path: Path) -> str:
 
 
 def read_job(manifest: Path, output: Path | None) -> Job:
-    """What the manifest says, and where the engine goes. Raises BuilderError (model) for what is no manifest."""
+    """The job by the manifest, with its engine's place. Raises ModelFaultError for an invalid manifest."""
     try:
         data = read_json(manifest)
         folder = manifest.resolve().parent
         capability = tuple(data["compute_capability"])
-        # What is chosen is imported.
+        # The chosen module is imported.
         if unknown := set(data["modules"]) - {"tensorrt", "tensorrt_rtx"}:
-            raise ValueError(f"{unknown.pop()!r} is no TensorRT")
+            raise ValueError(f"{unknown.pop()!r} is not a TensorRT module")
         module = choose_module(data["modules"], capability)
 
         def file(name: str) -> Path:
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                raise ValueError(f"{name!r} lies outside of its folder")
-            return folder / name
+            return named_file(folder, name)
 
         def inside(name: str | None) -> Path | None:
             return None if name is None else file(name)
@@ -109,13 +109,14 @@ def read_job(manifest: Path, output: Path | None) -> Job:
             attentions={name: AttentionNode(**entry) for name, entry in data["attentions"].items()},
             caches=dict(data["caches"]),
             checksums={file(name): digest for name, digest in data["checksums"].items()},
+            kernels=tuple(map(str, data.get("kernels", ()))),
             weights=None
             if weights is None
             else Weights(file(weights["file"]), str(weights["digest"]), tuple(weights["inputs"])),
             weight_streaming=bool(data.get("weight_streaming")),
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise BuilderError(MODEL_AT_FAULT, f"{manifest}: not a manifest of trt-nvfp4 ({error!r})") from error
+        raise ModelFaultError(f"{manifest}: not a manifest of trt-nvfp4 ({error!r})") from error
 
 
 def _planned(entry: dict[str, Any]) -> PlannedNodes:
@@ -126,13 +127,11 @@ def _planned(entry: dict[str, Any]) -> PlannedNodes:
 def _check_output(job: Job, manifest: Path) -> None:
     """Refuse, before minutes of building, to write over what the bundle holds."""
     if job.engine.exists() and not job.engine.is_file():
-        raise BuilderError(
-            USAGE, f"{job.engine}: is no file (a folder, or a device), and would be replaced; choose another -o"
-        )
+        raise UsageError(f"{job.engine}: is a folder or a device, and would be replaced; choose another -o")
     own = [manifest, job.model, job.plugin_library, job.timing_cache, *job.checksums]
     own += [] if job.weights is None else [job.weights.file]
     if any(file is not None and file.resolve() == job.engine.resolve() for file in own):
-        raise BuilderError(USAGE, f"{job.engine}: would be written over, and belongs to the bundle; choose another -o")
+        raise UsageError(f"{job.engine}: would be written over, and belongs to the bundle; choose another -o")
 
 
 def report_file(engine: Path) -> Path:
@@ -142,8 +141,8 @@ def report_file(engine: Path) -> Path:
 
 
 def choose_module(modules: dict[str, str], compute_capability: tuple[int, ...]) -> str:
-    """Of the acceptable modules (name -> oldest version) the first that serves; else the first that is installed, which
-    says what is amiss, and else the first."""
+    """The first module (name -> oldest version) that serves; else the first installed one, whose error explains, or the
+    first."""
     installed = [name for name in modules if importlib.util.find_spec(name) is not None]
     serving = (name for name in installed if _serves(name, modules[name], compute_capability))
     return next(serving, (installed or list(modules))[0])
@@ -155,7 +154,7 @@ def _serves(module: str, oldest: str, compute_capability: tuple[int, ...]) -> bo
         version = importlib.metadata.version(module)
     except importlib.metadata.PackageNotFoundError:
         version = oldest  # its import will tell
-    here = module in FEATURES["set_compute_capability"] or local_compute_capability() == compute_capability
+    here = module in FEATURES["set_compute_capability"] or driver.local_compute_capability() == compute_capability
     return here and version_tuple(version) >= version_tuple(oldest)
 
 
@@ -204,14 +203,13 @@ def _build_library(job: Job, report: Report) -> Path | None:
         library: Any = importlib.import_module("trt_nvfp4.plugins.compile.library")
         toolchain: Any = importlib.import_module("trt_nvfp4.plugins.compile.toolchain")
     except ModuleNotFoundError as error:
-        raise BuilderError(
-            UNAVAILABLE,
-            f"compiling the plugin library needs the package {error.name}; install it: pip install {error.name}",
+        raise UnavailableError(
+            f"compiling the plugin library needs the package {error.name}; install it: pip install {error.name}"
         ) from error
     try:
-        return Path(library.build_library(job.arch))
+        return Path(library.build_library(job.arch, groups=job.kernels or None))
     except toolchain.ToolchainError as error:
-        raise BuilderError(UNAVAILABLE, str(error)) from error
+        raise UnavailableError(str(error)) from error
 
 
 def _plugin_error(library: Path | None) -> str:
@@ -226,6 +224,18 @@ def _plugin_error(library: Path | None) -> str:
     return bytes(query()).decode()
 
 
+def _check_kernels(library: Path, needed: Sequence[str]) -> None:
+    """Raise VerificationError where the library lacks kernels that a tactic of the model's plugins could
+    need."""
+    query = ctypes.CDLL(str(library)).trtNvfp4LinkedKernels
+    query.restype = ctypes.c_char_p
+    if missing := sorted(set(needed) - set(bytes(query()).decode().split())):
+        raise VerificationError(
+            f"{library}: has no kernels {', '.join(missing)}, which nodes of the model need; build it again with "
+            "--set all-kernels=yes"
+        )
+
+
 def run(job: Job, report: Report) -> dict[str, Any]:
     """Build the engine of `job`, check it, write it; returns the result that goes into the report."""
     started = time.monotonic()
@@ -236,13 +246,11 @@ def run(job: Job, report: Report) -> dict[str, Any]:
 
     for path, digest in job.checksums.items():
         if not path.exists() or sha256(path) != digest:
-            raise BuilderError(
-                MODEL_AT_FAULT, f"{path}: missing or changed since the bundle was written; copy the bundle again"
-            )
+            raise ModelFaultError(f"{path}: missing or changed since the bundle was written; copy the bundle again")
     backend = Backend(job.module)
     if version_tuple(backend.version) < version_tuple(job.oldest_version):
-        raise BuilderError(
-            UNAVAILABLE, f"{job.module} {backend.version} is too old for {job.target}: {job.oldest_version} or newer"
+        raise UnavailableError(
+            f"{job.module} {backend.version} is too old for {job.target}: {job.oldest_version} or newer"
         )
     library = _build_library(job, report)
     lap("prepare")
@@ -250,29 +258,31 @@ def run(job: Job, report: Report) -> dict[str, Any]:
         engine, layers, warnings, products = backend.build(job, library, report)
     except BuilderError as error:
         if reason := _plugin_error(library):
-            raise BuilderError(error.exit_code, f"{error} (a plugin said: {reason})") from error
+            raise BuilderError(f"{error} (a plugin said: {reason})", error.exit_code) from error
         raise
     lap("build")
 
     report({"event": "stage", "stage": "check"})
     if not layers:
-        raise BuilderError(VERIFICATION_FAILED, "TensorRT listed no layers: what it built cannot be checked")
+        raise VerificationError("TensorRT listed no layers: what it built cannot be checked")
     if reason := _plugin_error(library):
-        raise BuilderError(VERIFICATION_FAILED, f"a plugin failed during the build and TensorRT went on: {reason}")
+        raise VerificationError(f"a plugin failed during the build and TensorRT went on: {reason}")
+    if library is not None:
+        _check_kernels(library, job.kernels)
     realized = check_layers(layers, job.planned, max(1, len(job.profiles)))
     short = [entry for entry in realized if entry.problem]
     if short:
         listed = "; ".join(f"{entry.name}: {entry.problem}" for entry in short)
-        raise BuilderError(VERIFICATION_FAILED, f"the engine is not what was planned: {listed}")
+        raise VerificationError(f"the engine is not what was planned: {listed}")
     if copied := list(copied_caches(layers, job.planned, job.caches, max(1, len(job.profiles)))):
-        raise BuilderError(VERIFICATION_FAILED, f"the engine is not what was planned: {'; '.join(copied)}")
+        raise VerificationError(f"the engine is not what was planned: {'; '.join(copied)}")
     if job.weights is not None and (
         copied := list(copied_weights(layers, job.weights.inputs, max(1, len(job.profiles))))
     ):
-        raise BuilderError(VERIFICATION_FAILED, f"the engine is not what was planned: {'; '.join(copied)}")
+        raise VerificationError(f"the engine is not what was planned: {'; '.join(copied)}")
     size = engine.nbytes
     if size == 0:
-        raise BuilderError(VERIFICATION_FAILED, "TensorRT returned an empty engine and no error")
+        raise VerificationError("TensorRT returned an empty engine and no error")
     with replacing(job.engine) as temporary:
         with temporary.open("wb") as file:
             file.write(memoryview(engine))
@@ -280,7 +290,7 @@ def run(job: Job, report: Report) -> dict[str, Any]:
             os.fsync(file.fileno())
         del engine
         if temporary.stat().st_size != size:
-            raise BuilderError(VERIFICATION_FAILED, f"{job.engine}: wrote {temporary.stat().st_size} of {size} bytes")
+            raise VerificationError(f"{job.engine}: wrote {temporary.stat().st_size} of {size} bytes")
         digest = sha256(temporary)
     beside = None if library is None or job.embed_plugins else _put_beside(job.engine, library)
     weights = None if job.weights is None else _put_weights_beside(job.engine, job.weights)
@@ -293,6 +303,7 @@ def run(job: Job, report: Report) -> dict[str, Any]:
         "engine_sha256": digest,
         "engine_layers": len(layers),
         "plugin_library": beside,
+        "kernels": list(job.kernels),
         "weights": weights,
         "plugin_layers": sum(layer.is_plugin for layer in layers if layer.profile == 0),
         "caches_in_place": len(job.caches),
@@ -315,7 +326,7 @@ def _put_beside(engine: Path, library: Path) -> str:
 
 
 def _put_weights_beside(engine: Path, weights: Weights) -> dict[str, Any]:
-    """What a report says of them, once they lie in the engine's folder. Engines with the same weights have one file."""
+    """Put the weights into the engine's folder, one file for all engines with the same; returns the report's entry."""
     place = engine.parent / weights.file.name
     if not (place.exists() and place.samefile(weights.file)):
         with replacing(place) as temporary:
@@ -338,12 +349,13 @@ def _print_events(event: Event) -> None:
     print(json.dumps(event), flush=True)
 
 
-def main(folder: Path) -> int:
-    """Build the engine of `folder` as the command line says; returns the exit code."""
+def main(folder: Path, given: Sequence[str] | None = None) -> int:
+    """Build the engine of `folder`, and of the drafter in it, as the command line or `given` says; returns the exit
+    code."""
     parser = argparse.ArgumentParser(description="Build and check the TensorRT engine of this bundle.")
     parser.add_argument("-o", "--output", type=Path, help="engine file (default: as the manifest says, beside it)")
     parser.add_argument("--events", action="store_true", help="progress and result as JSON lines on stdout")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     report = _print_events if arguments.events else _print_text
     # What ends a process on a server cleans up as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -359,7 +371,10 @@ def main(folder: Path) -> int:
             with replacing(report_file(job.engine)) as temporary:
                 temporary.write_text(json.dumps(result, indent=2) + "\n")
         print(f"{job.engine}: {result['engine_bytes']} bytes, {result['plugin_layers']} plugin layers, as planned")
-        return 0
+        if not (folder / DRAFT / MANIFEST).is_file():
+            return 0
+        output = arguments.output and arguments.output.with_suffix(".draft.engine")
+        return main(folder / DRAFT, [] if output is None else ["-o", str(output)])
     except (BuilderError, OSError) as error:
         code = BUILD_FAILED if isinstance(error, OSError) else error.exit_code
         if arguments.events:

@@ -4,70 +4,73 @@ Every build starts from such a folder; kept and moved to the device it is a bund
 build.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from trt_nvfp4 import plugins
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
-from trt_nvfp4.builder.export.decoder_contract import TOKENIZER, decoder_of
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, ModelFaultError
 from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
 from trt_nvfp4.builder.inputs.shapes import Profile
-from trt_nvfp4.builder.onnx_file import check_plan, read, rewritten_by
-from trt_nvfp4.builder.targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target
+from trt_nvfp4.builder.model.decoder_contract import TOKENIZER, Decoder, decoder_of
+from trt_nvfp4.builder.model.onnx_file import check_plan, opened, rewritten_by
+from trt_nvfp4.builder.records.bundle import ACCEPT_SCRIPT, MANIFEST, REFERENCE
+from trt_nvfp4.builder.targets import NATIVE_NVFP4_SINCE, TRT_MOE_SINCE, Target
 from trt_nvfp4.builder.tensorrt import build_script
+from trt_nvfp4.builder.tensorrt.kernels import is_standard_op
 from trt_nvfp4.builder.tensorrt.preflight import attentions
 from trt_nvfp4.builder.tensorrt.strip import strip
 from trt_nvfp4.builder.tensorrt.verify import PlannedNodes
 from trt_nvfp4.builder.tensorrt.weights_file import WeightsFile
+from trt_nvfp4.common.cache_names import is_state
 from trt_nvfp4.common.external_data import external_files, rename
-from trt_nvfp4.common.replacing import replacing
+from trt_nvfp4.common.onnx_files import OnnxFile
+from trt_nvfp4.common.replacing import link_or_copy, replacing
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
-from trt_nvfp4.graph_passes.lowerings.registry import EngineLayers
-from trt_nvfp4.graph_passes.lowerings.trt_moe import OP as NATIVE_MOE
+from trt_nvfp4.graph_passes.lowerings.lowering import EngineLayers
+from trt_nvfp4.graph_passes.lowerings.trt_moe import OP as TRT_MOE
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.plugins.compile import op_header
 from trt_nvfp4.plugins.ops import DOMAIN
 
 SCRIPT = "build_engine.py"
 GENERATE_SCRIPT = "generate.py"
-MANIFEST = build_script.MANIFEST
 #: The model that TensorRT reads where its plugins' weights are in a file of their own.
 NETWORK = "network.onnx"
 SOURCES = "sources"
 #: The modules that the build script runs; they import no others.
 MODULES = (
-    *("builder/__init__.py", "builder/errors.py"),
+    *("builder/__init__.py", "builder/errors.py", "builder/cuda/__init__.py", "builder/cuda/driver.py"),
+    *("builder/records/__init__.py", "builder/records/bundle.py"),
     *(f"builder/tensorrt/{name}.py" for name in ("__init__", "backend", "build_script", "job", "network_checks")),
     *(f"builder/tensorrt/{name}.py" for name in ("verify", "weights_file")),
     *("errors.py", "common/__init__.py", "common/json_text.py", "common/replacing.py"),
-    *(f"plugins/{name}.py" for name in ("__init__", "compile/__init__", "compile/ownership")),
+    *(f"plugins/{name}.py" for name in ("__init__", "compile/__init__", "compile/kernel_groups", "compile/ownership")),
 )
 #: Those that a decoder's generate.py runs, beside these and NumPy.
 GENERATE_MODULES = (
     *(f"builder/tensorrt/{name}.py" for name in ("bound_weights", "load", "runtime_cache")),
     *(f"common/{name}.py" for name in ("cache_names", "limited", "model_config", "tokenizers")),
-    *("builder/export/__init__.py", "builder/export/decoder_contract.py"),
+    "builder/cuda/runtime.py",
+    *(f"builder/model/{name}.py" for name in ("__init__", "decoder_contract", "model_files")),
     *(
         f"builder/generate/{name}.py"
         for name in (
-            *("__init__", "caches", "cuda", "generator", "logits", "loop", "open", "sampling", "script"),
-            *("tensorrt_runner", "tokenizer"),
+            *("__init__", "acceptance", "caches", "conversation", "generator", "logits", "loop", "open", "runner"),
+            *("sampling", "script", "tensorrt_runner", "tokenizer"),
+            *(f"drafts/{name}" for name in ("__init__", "drafter", "drafting", "model", "ngram", "open")),
         )
     ),
 )
 
 
-def _script(does: str, module: str, minor: int) -> str:
+def script_of(does: str, module: str, minor: int) -> str:
     """A script that runs `module.main` with the bundle's folder, by Python 3.`minor` or newer."""
     return f'''#!/usr/bin/env python3
 """{does}; --help lists the options."""
@@ -98,15 +101,15 @@ sys.exit(main(folder))
 '''
 
 
-def planned_nodes(plan: Plan, model: Path) -> list[PlannedNodes]:
-    """What the engine is checked against: for each replaced subgraph the nodes of `model` that carry it.
+def planned_nodes(plan: Plan, model: Path | OnnxFile) -> list[PlannedNodes]:
+    """The nodes to check the engine against: for each replaced subgraph those of `model` that carry it.
 
-    Where weights alone are FP8, those are the DequantizeLinear nodes that read them and not the products. Raises
+    Where only weights are FP8, those are the DequantizeLinear nodes that read them and not the products. Raises
     BuilderError: usage where `model` was rewritten by another plan, model where it lacks a node that the rewrite made.
     """
-    check_plan(model, plan)
-    proto = read(model)
-    followed = rewritten_by(model)
+    file = opened(model)
+    check_plan(file, plan)
+    proto, followed = file.proto, rewritten_by(file)
     nodes = {node.name: node for node in proto.graph.node}
     decoder = decoder_of(proto)
     caches = set() if decoder is None else set(decoder.caches)
@@ -134,7 +137,7 @@ def planned_nodes(plan: Plan, model: Path) -> list[PlannedNodes]:
         for name in followed["realized"].get(subgraph.name, []):
             node = nodes.get(name)
             if node is None or not _carries(node, layers):
-                raise BuilderError(MODEL_AT_FAULT, _changed(model, name, node, subgraph.name, layers))
+                raise ModelFaultError(_changed(file.path, name, node, subgraph.name, layers))
             calibrated = layers.operands == "calibrated"
             if layers.operands == "both" or (calibrated and reads_fp8_activations(node)):
                 quantized.append(name)
@@ -149,12 +152,21 @@ def planned_nodes(plan: Plan, model: Path) -> list[PlannedNodes]:
 
 def _carries(node: onnx.NodeProto, layers: EngineLayers) -> bool:
     if layers.carrier == "plugin":
-        return node.domain == DOMAIN
-    return node.op_type in ((NATIVE_MOE,) if layers.carrier == "moe_layer" else ("MatMul", "Gemm"))
+        return node.domain == DOMAIN or is_standard_op(node)
+    return node.op_type in ((TRT_MOE,) if layers.carrier == "trt_moe" else ("MatMul", "Gemm"))
+
+
+def _in_place(decoder: Decoder, proto: onnx.ModelProto) -> dict[str, str]:
+    """(input, output) of what the engine must update at one address: caches, states of recurrence plugins, and those to
+    which tokens are appended."""
+    nodes = (node for node in proto.graph.node if is_standard_op(node) or node.op_type == "TensorScatter")
+    updated = {name for node in nodes for name in node.input}
+    ports = zip(decoder.caches, decoder.presents, strict=True)
+    return {past: present for past, present in ports if not is_state(past) or past in updated}
 
 
 def _changed(model: Path, name: str, node: onnx.NodeProto | None, subgraph: str, layers: EngineLayers) -> str:
-    expected = {"plugin": "a plugin node", "moe_layer": NATIVE_MOE, "product": "a MatMul or Gemm"}[layers.carrier]
+    expected = {"plugin": "a plugin node", "trt_moe": TRT_MOE, "product": "a MatMul or Gemm"}[layers.carrier]
     found = "it has no such node" if node is None else f"it is of type {node.op_type}"
     return (
         f"{model}: node {name!r} should be {expected}, which carries {subgraph} in {layers.name}, and {found}: the "
@@ -162,55 +174,77 @@ def _changed(model: Path, name: str, node: onnx.NodeProto | None, subgraph: str,
     )
 
 
+@dataclass(frozen=True)
+class Plugins:
+    """The plugins of an engine: their `library`, or its sources (`with_sources`) for nvcc on the device. `embed`: the
+    engine will carry the library, which otherwise will lie beside it. `kernels`: names of the groups of kernels that
+    the model's nodes need (see `kernels_of`)."""
+
+    library: Path | None = None
+    with_sources: bool = False
+    embed: bool = True
+    kernels: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class FolderOptions:
+    """How a folder is filled, and its engine built.
+
+    A folder to `keep` holds a copy of the library, and checksums. `link_weights`: hard links to the model's files of
+    weights, where the file system has them (see `share_weights`), instead of copies. `stripped`: the weights of plugins
+    are not in the engine, but in a file beside it (see `strip`). `original`: the model that was rewritten, beside which
+    the tokenizer may lie. `reference`: recorded text and logits, which accept.py holds the engine against.
+    """
+
+    keep: bool = False
+    link_weights: bool = True
+    stripped: bool = False
+    weight_streaming: bool = False
+    timing_cache: Path | None = None
+    original: Path | None = None
+    reference: Path | None = None
+
+
 def write_folder(
     folder: Path,
     target: Target,
-    model: Path,
+    model: Path | OnnxFile,
     planned: Sequence[PlannedNodes],
     profiles: Sequence[Mapping[str, Profile]],
-    library: Path | None,
-    with_sources: bool = False,
-    timing_cache: Path | None = None,
-    keep: bool = False,
-    link_weights: bool = True,
-    embed_plugins: bool = True,
-    stripped: bool = False,
-    weight_streaming: bool = False,
-    original: Path | None = None,
+    carried: Plugins | None = None,
+    options: FolderOptions | None = None,
 ) -> Path:
-    """Fill the existing, empty `folder`; returns the manifest's path.
+    """Fill the existing, empty `folder`; returns the manifest's path. `carried`: the plugins, None for a model
+    without any.
 
-    `library` is the plugin library; `with_sources` adds its sources instead, for nvcc on the device. A folder
-    to `keep` holds a copy of the library, and checksums. `link_weights`: hard links to the model's files of weights,
-    where the file system has them (see `share_weights`), instead of copies. With `embed_plugins` the engine will carry
-    the library, otherwise it will lie beside the engine. `stripped`: the weights of plugins are not in the engine, but
-    in a file beside it (see `strip`). `original`: the model that was rewritten, beside which the tokenizer may lie.
-
-    Raises BuilderError (model) where a folder to keep lacks the tokenizer that the model states.
+    Raises ModelFaultError where a folder to keep lacks the tokenizer that the model states.
     """
-    weights = strip(model, folder / "model.onnx", folder / NETWORK) if stripped else None
+    file, own, options = opened(model), carried or Plugins(), options or FolderOptions()
+    weights = strip(file.path, folder / "model.onnx", folder / NETWORK) if options.stripped else None
     if weights is None:
-        _write_model(model, folder / "model.onnx", _link if link_weights else shutil.copy)
-    if library is not None:
-        (shutil.copy if keep else _link)(library, folder / library.name)
-    if with_sources:
+        _write_model(file, folder / "model.onnx", link_or_copy if options.link_weights else shutil.copy)
+    if own.library is not None:
+        (shutil.copy if options.keep else link_or_copy)(own.library, folder / own.library.name)
+    if own.with_sources:
         ignore = shutil.ignore_patterns("__pycache__", "ops", "plugin_host", "host.py", "CMakeLists.txt", "py.typed")
         shutil.copytree(Path(plugins.__path__[0]), folder / SOURCES / "trt_nvfp4" / "plugins", ignore=ignore)
         op_header.ship(folder / SOURCES / "trt_nvfp4" / "plugins")
-    proto = read(model)
+    proto = file.proto
     decoder = decoder_of(proto)
-    _write_scripts(folder, generates=keep and decoder is not None and decoder.alone)
-    if keep and decoder is not None and decoder.tokenizer is not None:
-        sources = [place.parent / TOKENIZER for place in (model, original or model)]
+    if options.reference is not None:
+        shutil.copy(options.reference, folder / REFERENCE)
+    generates = options.keep and decoder is not None and decoder.alone
+    _write_scripts(folder, generates, accepts=options.reference is not None)
+    if options.keep and decoder is not None and decoder.tokenizer is not None:
+        sources = [place.parent / TOKENIZER for place in (file.path, options.original or file.path)]
         if not any(copy_tokenizer(source, folder / TOKENIZER) for source in sources):
-            raise BuilderError(
-                MODEL_AT_FAULT,
-                f"{model}: its tokenizer must lie in {sources[0]}, which holds no file of one; put its files there",
+            raise ModelFaultError(
+                f"{file.path}: its tokenizer must lie in {sources[0]}, which holds no file of one; put its files there"
             )
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     # Every build adds to it, so that no checksum holds.
-    if timing_cache is not None and timing_cache.exists():
-        shutil.copy(timing_cache, folder / "timing.cache")
+    if options.timing_cache is not None and options.timing_cache.exists():
+        shutil.copy(options.timing_cache, folder / "timing.cache")
     manifest = {
         "format": 1,
         "target": target.name,
@@ -220,17 +254,20 @@ def write_folder(
         "model": "model.onnx",
         "engine": "model.engine",
         "weights": None if weights is None else _described(weights),
-        "plugin_library": library.name if library else None,
-        "plugin_sources": SOURCES if with_sources else None,
-        "embed_plugins": embed_plugins,
-        "weight_streaming": weight_streaming,
-        "timing_cache": "timing.cache" if timing_cache is not None else None,
-        "profiles": [{name: [p.least, p.typical, p.most] for name, p in one.items()} for one in profiles],
+        "plugin_library": own.library.name if own.library else None,
+        "kernels": list(own.kernels),
+        "plugin_sources": SOURCES if own.with_sources else None,
+        "embed_plugins": own.embed,
+        "weight_streaming": options.weight_streaming,
+        "timing_cache": "timing.cache" if options.timing_cache is not None else None,
+        "profiles": [{name: [p.min, p.opt, p.max] for name, p in one.items()} for one in profiles],
         "planned": [asdict(entry) for entry in planned],
         "attentions": {name: asdict(node) for name, node in attentions(proto).items()},
         "decoder": None if decoder is None else json.loads(decoder.json()),
-        "caches": {} if decoder is None else dict(zip(decoder.caches, decoder.presents, strict=True)),
-        "checksums": {str(file.relative_to(folder)): build_script.sha256(file) for file in files} if keep else {},
+        "caches": {} if decoder is None else _in_place(decoder, proto),
+        "checksums": {str(file.relative_to(folder)): build_script.sha256(file) for file in files}
+        if options.keep
+        else {},
     }
     path = folder / MANIFEST
     path.write_text(json.dumps(manifest, indent=2) + "\n")
@@ -256,15 +293,39 @@ def _described(weights: WeightsFile) -> dict[str, Any]:
     return {"network": NETWORK, "file": weights.path.name, "digest": weights.digest, "inputs": inputs}
 
 
-def _write_scripts(folder: Path, generates: bool) -> None:
-    """The scripts, and the modules that they run."""
-    (folder / SCRIPT).write_text(_script("Builds the engine of this folder, and checks it", "tensorrt.build_script", 9))
+_README = """# An engine's bundle
+
+Made by trt-nvfp4. On the device that the engine is for, in this folder:
+
+1. `python3 build_engine.py` builds `model.engine`, and checks it. It needs TensorRT's package for Python.
+"""
+_README_GENERATES = """2. `python3 generate.py --prompt "Once upon a time"` continues a text with it; `--help` lists the
+   options. It needs numpy, cuda-bindings and, for text, transformers; `--ids 1,2,3` needs no transformers.
+"""
+_README_ACCEPTS = """3. `python3 accept.py` builds the engine, compares its logits with recorded ones, and writes
+   `acceptance.json`, to attach to a report.
+"""
+
+
+def _write_scripts(folder: Path, generates: bool, accepts: bool) -> None:
+    """The scripts, a page that says in which order they run, and the modules that they run."""
+    pages = (_README, _README_GENERATES if generates else "", _README_ACCEPTS if accepts else "")
+    (folder / "README.md").write_text("".join(pages))
+    if accepts:
+        script = script_of("Builds, runs and checks the engine of this folder", "generate.acceptance", 10)
+        (folder / ACCEPT_SCRIPT).write_text(script)
+    (folder / SCRIPT).write_text(script_of("Builds and checks the engine of this folder", "tensorrt.build_script", 9))
     if generates:
         (folder / GENERATE_SCRIPT).write_text(
-            _script("Generates text with the engine of this folder", "generate.script", 10)
+            script_of("Generates text with the engine of this folder", "generate.script", 10)
         )
+    write_modules(folder, (*MODULES, *(GENERATE_MODULES if generates else ())))
+
+
+def write_modules(folder: Path, names: Iterable[str]) -> None:
+    """The files of this package that a bundle's scripts run."""
     code = folder / SOURCES / "trt_nvfp4"
-    for name in (*MODULES, *(GENERATE_MODULES if generates else ())):
+    for name in names:
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source_of(name), code / name)
 
@@ -279,28 +340,21 @@ def source_of(name: str) -> Path:
 def _modules(target: Target, planned: Sequence[PlannedNodes]) -> dict[str, str]:
     """The TensorRT packages that can build this plan, each with its oldest version."""
     decisions = {entry.decision for entry in planned}
-    if Decision.NATIVE in decisions:
-        return MOE_LAYER_SINCE
+    if Decision.TRT_MOE in decisions:
+        return TRT_MOE_SINCE
     if Decision.NATIVE_NVFP4 in decisions:
         return {module: NATIVE_NVFP4_SINCE[module] for module in target.modules}
     return target.modules
 
 
-def _write_model(source: Path, destination: Path, place: Callable[[Path, Path], object]) -> None:
-    proto = onnx.load(source, load_external_data=False)
+def _write_model(source: OnnxFile, destination: Path, place: Callable[[Path, Path], object]) -> None:
+    proto = source.copied()
     # The ops' function bodies serve ONNX Runtime. TensorRT's parser would inline them rather than take the plugin
     # (10.13 has no flag against it), so the model that it gets carries none and a missing plugin is an error.
     del proto.functions[:]
-    files = external_files(proto, source.parent)
+    files = external_files(proto, source.path.parent)
     names = {location: f"{destination.name}.{number}.data" for number, location in enumerate(files)}
     rename(proto, names)
     for location, file in files.items():
         place(file, destination.parent / names[location])
     onnx.save(proto, destination)
-
-
-def _link(source: Path, destination: Path) -> None:
-    try:
-        os.link(source, destination)
-    except OSError:
-        shutil.copy(source, destination)

@@ -1,4 +1,4 @@
-"""What an engine is built from: a bundle's manifest, read."""
+"""The inputs of an engine's build: a bundle's manifest, read."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ class Job:
     attentions: dict[str, AttentionNode]
     caches: dict[str, str]
     checksums: dict[Path, str]
+    #: Names of the groups of kernels that the model's plugins need; the library must have them.
+    kernels: tuple[str, ...] = ()
     weights: Weights | None = None
     #: Whether the engine's own weights may stay in host memory.
     weight_streaming: bool = False

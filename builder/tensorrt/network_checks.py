@@ -1,6 +1,6 @@
-"""What the network that TensorRT's parser made of a model holds: attention and caches as in the model, its products.
+"""Compares the network that TensorRT's parser made of a model with it: attention, caches and products.
 
-Imports Python's library alone: a bundle carries it to the device.
+Imports only Python's library: a bundle carries it to the device.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class AttentionNode:
 def network_problems(
     trt: Any, network: Any, attentions: Mapping[str, AttentionNode], caches: Mapping[str, str]
 ) -> Iterator[str]:
-    """What differs. `attentions`: Attention nodes by name; `caches`: inputs that hold a cache and the outputs that hold
-    it with the new tokens."""
+    """The differences. `attentions`: Attention nodes by name; `caches`: inputs that hold a cache and the outputs that
+    hold it with the new tokens."""
     if not attentions and not caches:
         return
     layers = [network.get_layer(index) for index in range(network.num_layers)]
@@ -108,7 +108,7 @@ class _Factors:
         }
 
     def of(self, tensor: Any) -> float | None:
-        """The factor of the product that gives `tensor`; None where it is none, or one of the model's own nodes."""
+        """The factor of the product that gives `tensor`; None for other layers, and for the model's own nodes."""
         layer = self._producers.get(tensor.name)
         if layer is None or layer.type != self._kinds.ELEMENTWISE or layer.metadata:
             return None
@@ -125,7 +125,7 @@ class _Factors:
             return None
         if layer.type == self._kinds.CONSTANT:
             layer.__class__ = self._trt.IConstantLayer
-            # Weights of types that numpy lacks are no arrays.
+            # Weights of types that numpy lacks are not arrays.
             return float(layer.weights.reshape(-1)[0]) if getattr(layer.weights, "size", 0) == 1 else None
         if layer.type in (self._kinds.CAST, self._kinds.UNSQUEEZE, self._kinds.SHUFFLE):
             return self._number(layer.get_input(0))

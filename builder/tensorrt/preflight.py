@@ -1,19 +1,35 @@
-"""What TensorRT's parser reads without an error, and otherwise than ONNX means it: refused before a build.
+"""Refuses, before a build, models that TensorRT's parser reads without an error, and otherwise than ONNX means them.
 
 The facts were measured with TensorRT-RTX 1.7.1 (docs/reference/verification.md).
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.errors import ModelFaultError
 from trt_nvfp4.builder.tensorrt.network_checks import AttentionNode
+from trt_nvfp4.graph_passes.load.normalize import is_gelu_of_onnxruntime
+from trt_nvfp4.graph_passes.load.skip_norms import is_skip_norm
 
 _ONNX = ("", "ai.onnx")
+# Operators that only ONNX Runtime has, and those that TensorRT lacks of ONNX's.
+_ONNX_RUNTIME = "com.microsoft"
+_ATTENTIONS = {"GroupQueryAttention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention"}
+_OVER_CACHES = (
+    "TensorRT does not have ONNX Runtime's attention; convert the decoder with --cache inplace, or give its Hugging "
+    "Face directory"
+)
+_AS_EXPORTED = (
+    "an operator of ONNX Runtime's, which TensorRT does not have; give the model as it was exported, or its Hugging "
+    "Face directory"
+)
+_INTEGER_PRODUCTS = {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"}
+_IN_FLOAT = (
+    "TensorRT does not have ONNX's integer operators; give the model in float, or with QuantizeLinear and "
+    "DequantizeLinear nodes (ONNX Runtime's QuantFormat.QDQ)"
+)
 _PAST_KEY, _PAST_VALUE, _LENGTHS, _MASK = 4, 5, 6, 3
 _CACHE_TYPES = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 # What leaves the order of tokens as it is, between a cache and the attention that reads it.
@@ -21,10 +37,10 @@ _TRANSPARENT = {"Identity", "Cast", "Reshape", "Transpose", "Expand", "Unsqueeze
 
 
 def check_readable(path: Path, model: onnx.ModelProto) -> None:
-    """Raises BuilderError (model) with the first node that TensorRT would read wrongly; `model` needs no weights."""
+    """Raises ModelFaultError with the first node that TensorRT would read wrongly; `model` needs no weights."""
     problem = next(_problems(model), None)
     if problem is not None:
-        raise BuilderError(MODEL_AT_FAULT, f"{path}: {problem}")
+        raise ModelFaultError(f"{path}: {problem}")
 
 
 def attentions(model: onnx.ModelProto) -> dict[str, AttentionNode]:
@@ -48,10 +64,14 @@ def _problems(model: onnx.ModelProto) -> Iterator[str]:
     inputs = {value.name: value for value in graph.input}
     outputs = {value.name for value in graph.output}
     for node in graph.node:
-        if node.domain not in _ONNX:
-            continue
         where = f"node {node.name or node.output[0]!r} ({node.op_type})"
-        if node.op_type == "Attention":
+        if node.domain == _ONNX_RUNTIME and not is_gelu_of_onnxruntime(node) and not is_skip_norm(node):
+            found = iter([_OVER_CACHES if node.op_type in _ATTENTIONS else _AS_EXPORTED])
+        elif node.domain not in _ONNX:
+            continue
+        elif node.op_type in _INTEGER_PRODUCTS:
+            found = iter([_IN_FLOAT])
+        elif node.op_type == "Attention":
             found = _attention(node, producers, shapes)
         elif node.op_type == "TensorScatter":
             found = _scatter(node, inputs, outputs, types)
@@ -135,10 +155,10 @@ def _scatter(
     axis = attributes["axis"].i if "axis" in attributes else -2
     cache = inputs.get(node.input[0])
     if cache is None:
-        yield f"TensorRT updates caches that are inputs of the model, and {node.input[0]!r} is none"
+        yield f"TensorRT updates only inputs of the model as caches, and {node.input[0]!r} is computed"
         return
     if node.output[0] not in outputs:
-        yield f"TensorRT updates caches that are outputs of the model, and {node.output[0]!r} is none"
+        yield f"TensorRT updates only caches that are outputs of the model, and {node.output[0]!r} is not"
     shape = cache.type.tensor_type.shape.dim
     if len(shape) != 4 or axis not in (-2, 2):
         yield f"TensorRT's caches are [batch, heads, capacity, dim], updated along axis 2; here {len(shape)} and {axis}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trt_nvfp4.common.json_text import read_bytes
 from trt_nvfp4.common.replacing import replacing
 
 SUFFIX = ".runtime_cache"
@@ -24,7 +26,9 @@ class EngineWithCache:
         self._config = engine.create_runtime_config()
         file = path.with_name(path.name + SUFFIX)
         cache = self._config.create_runtime_cache()
-        kept = file.read_bytes() if file.is_file() else b""
+        kept = b""
+        with suppress(OSError, ValueError):  # which is written anew
+            kept = read_bytes(file)
         if kept and not cache.deserialize(kept):
             kept = b""
         self._config.set_runtime_cache(cache)

@@ -1,7 +1,5 @@
 """Takes the weights of plugins out of the model that TensorRT reads: they become inputs, and a file of their own."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +8,7 @@ import onnx
 import onnx_ir as ir
 from onnx.external_data_helper import ExternalDataInfo, set_external_data, uses_external_data
 
-from trt_nvfp4.builder.onnx_file import WITHOUT_WEIGHTS
+from trt_nvfp4.builder.model.onnx_file import WITHOUT_WEIGHTS
 from trt_nvfp4.builder.tensorrt.weights_file import CHUNK, Tensor, WeightsFile, read_chunks, write
 from trt_nvfp4.common.external_data import external_files, tensors
 from trt_nvfp4.common.nested_graphs import within

@@ -1,4 +1,4 @@
-"""What TensorRT built, and whether that is what was planned."""
+"""Compares the engine that TensorRT built with the plan."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Layer:
     def multiplies(self, datatypes: set[str]) -> bool:
         """Whether two of the tensors it reads have one of these types and one of the two, the activation, is an input.
 
-        Its place tells nothing: scales, biases and residuals may stand before it. Without a list of constants the
-        activation alone is asked for.
+        Its place tells nothing: scales, biases and residuals may stand before it. Without a list of constants only
+        the activation counts.
         """
         activations = _count(self.inputs, datatypes)
         return activations > 0 and (self.constants is None or activations + _count(self.constants, datatypes) > 1)
@@ -83,8 +83,8 @@ def _profile(described: str) -> int:
 
 
 def _by_graph(layers: list[Layer]) -> list[Layer]:
-    """The layers, those in which no name is marked too in the profile of their compiled graph, whose number their names
-    end with (`_myl1_8`: number 8 of graph 1): what makes weights of their codes reads constants alone, which bear no
+    """The layers with their profiles. A layer without a marked name has the profile of its compiled graph, whose number
+    its name ends with (`_myl1_8`: number 8 of graph 1): layers that decode weights read only constants, which bear no
     mark."""
     numbers = [re.search(r"_myl(\d+)_(\d+)$", layer.name) for layer in layers]
     if max(Counter(number.groups() for number in numbers if number).values(), default=0) > 1:
@@ -122,10 +122,10 @@ def _inspected(tensors: list[dict[str, Any]]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class PlannedNodes:
-    """What a replaced subgraph of the plan should be in the engine; one of a manifest's `planned`.
+    """The expected layers of a replaced subgraph; one of a manifest's `planned`.
 
     `decision` names how it is computed and `realized` how a report calls that. `carrier`: it is computed by "plugin"
-    layers, TensorRT's "moe_layer", or by the layers of matrix "product"s that read `datatypes`, as TensorRT's layer
+    layers, TensorRT's "trt_moe", or by the layers of matrix "product"s that read `datatypes`, as TensorRT's layer
     lists spell them. `engine_nodes` are the ONNX nodes that these layers come from (or those that dequantize the
     products' weights), `quantized` the products among them whose operands both have that precision. `caches`: inputs of
     the network that these nodes update in place.
@@ -143,7 +143,7 @@ class PlannedNodes:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a planned subgraph in the engine; `problem` is None when it is as planned."""
+    """A planned subgraph as it is in the engine; `problem` is None when it is as planned."""
 
     name: str
     realized: str
@@ -151,7 +151,7 @@ class Outcome:
 
 
 def check_layers(layers: list[Layer], planned: Sequence[PlannedNodes], profiles: int = 1) -> list[Outcome]:
-    """What became of each planned subgraph, in each of the engine's optimization profiles."""
+    """The outcome of each planned subgraph, in each of the engine's optimization profiles."""
     results = []
     for subgraph in planned:
         problems = [] if subgraph.engine_nodes else ["no node carries it"]
@@ -179,8 +179,8 @@ def float32_products(layers: Sequence[Layer], products: Mapping[str, bool]) -> l
 def copied_caches(
     layers: list[Layer], planned: Sequence[PlannedNodes], caches: Mapping[str, str], profiles: int = 1
 ) -> Iterator[str]:
-    """What of the plugins' caches is not updated in place: where a plugin's ports are not the network's, one address
-    for input and output would not make it so."""
+    """Messages about caches of plugins that are not updated in place: where a plugin's ports are not the network's, one
+    address for input and output does not help."""
     nodes = {node for entry in planned if entry.caches for node in entry.engine_nodes}
     expected = {name for entry in planned for name in entry.caches}
     for profile in range(profiles):
@@ -194,8 +194,8 @@ def copied_caches(
 
 
 def copied_weights(layers: list[Layer], inputs: Sequence[str], profiles: int = 1) -> Iterator[str]:
-    """What of the weights in a file of their own does not reach a plugin as it is: TensorRT would convert or copy it at
-    every run."""
+    """Messages about stripped weights that no plugin reads as they are: TensorRT would convert or copy them at every
+    run."""
     for profile in range(profiles):
         read = {name for layer in layers if layer.profile == profile and layer.is_plugin for name in layer.tensors}
         if missing := [name for name in inputs if name not in read]:
@@ -206,14 +206,14 @@ def copied_weights(layers: list[Layer], inputs: Sequence[str], profiles: int = 1
 
 
 def _problems(subgraph: PlannedNodes, layers: list[Layer]) -> Iterator[str]:
-    """What differs from the plan among the layers of one profile."""
+    """Differences from the plan among the layers of one profile."""
     for node in subgraph.engine_nodes:
         mine = [layer for layer in layers if node in layer.nodes]
         if subgraph.carrier == "plugin":
             plugins = [layer for layer in mine if layer.is_plugin]
             if len(plugins) != 1:
                 yield f"node {node!r}: {len(plugins)} plugin layers in the engine, expected 1"
-        elif subgraph.carrier == "moe_layer":
+        elif subgraph.carrier == "trt_moe":
             if not mine:
                 yield f"node {node!r}: TensorRT's MoE layer is not in the engine"
         else:

@@ -2,7 +2,7 @@
 
 Its digest is the SHA-256 of one line per tensor, in the order of their names: the JSON list of name, type, shape and
 the SHA-256 of the tensor's bytes, and a line feed. The file's metadata holds it, and so does the name of each engine's
-network. Imports Python's library alone: bundles carry it to the device.
+network. Imports only Python's library: bundles carry it to the device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.errors import ModelFaultError
 
 #: What the network of a stripped engine is called, in front of the digest.
 ENGINE_NAME = "trt_nvfp4.weights:"
@@ -48,23 +48,22 @@ class Tensor:
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """What the header of a file says; see `read_header`."""
+    """The header of a file; see `read_header`."""
 
     path: Path
     digest: str
     tensors: tuple[Tensor, ...]
 
     def chunks(self, tensor: Tensor) -> Iterator[bytes]:
-        """The bytes of a tensor, piece by piece. Raises BuilderError (model) where the file ends before."""
+        """The bytes of a tensor, piece by piece. Raises ModelFaultError where the file ends before."""
         with self.path.open("rb") as file:
             yield from read_chunks(file, tensor.begin, tensor.size, str(self.path))
 
     def check_content(self, digests: Iterable[str]) -> None:
-        """Raises BuilderError (model) where the SHA-256 of the tensors' bytes, in their order, are not the file's."""
+        """Raises ModelFaultError where the SHA-256 of the tensors' bytes, in their order, are not the file's."""
         if digest_of(self.tensors, digests) != self.digest:
-            raise BuilderError(
-                MODEL_AT_FAULT,
-                f"{self.path}: damaged: its content is not what it was when it was written; copy it again",
+            raise ModelFaultError(
+                f"{self.path}: damaged: its content is not what it was when it was written; copy it again"
             )
 
 
@@ -73,13 +72,13 @@ def read_chunks(file: BinaryIO, begin: int, size: int, where: str) -> Iterator[b
     while size:
         chunk = file.read(min(size, CHUNK))
         if not chunk:
-            raise BuilderError(MODEL_AT_FAULT, f"{where}: ends before its tensors do; copy it again")
+            raise ModelFaultError(f"{where}: ends before its tensors do; copy it again")
         size -= len(chunk)
         yield chunk
 
 
 def file_name(digest: str) -> str:
-    """What the file of this content is called, so that engines with the same weights find the same file."""
+    """The name of the file of this content: engines with the same weights find the same file."""
     return f"weights-{digest[:16]}.safetensors"
 
 
@@ -135,12 +134,11 @@ def _header(tensors: Sequence[Tensor], digest: str) -> bytes:
 
 
 def read_header(path: Path) -> WeightsFile:
-    """What a file of weights holds; none of its tensors is read. Raises BuilderError (model) for a missing file, and
-    for one whose tensors do not fill it exactly, one behind the other."""
+    """The header of a file of weights; its tensors are not read. Raises ModelFaultError for a missing file, and for one
+    whose tensors do not fill it exactly, one behind the other."""
     if not path.is_file():
-        raise BuilderError(
-            MODEL_AT_FAULT,
-            f"{path}: no such file, and an engine built with --strip needs it beside it; copy the two together",
+        raise ModelFaultError(
+            f"{path}: no such file, and an engine built with --strip needs it beside it; copy the two together"
         )
     try:
         size = path.stat().st_size
@@ -152,15 +150,15 @@ def read_header(path: Path) -> WeightsFile:
             entries = json.loads(file.read(length))
         return _parsed(path, entries, 8 + length, size)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BuilderError(
-            MODEL_AT_FAULT, f"{path}: not a file of weights, or a damaged one ({error}); copy it again, or build again"
+        raise ModelFaultError(
+            f"{path}: not a file of weights, or a damaged one ({error}); copy it again, or build again"
         ) from error
 
 
 def _parsed(path: Path, entries: Any, begin: int, size: int) -> WeightsFile:
     digest = entries.pop("__metadata__")[METADATA]
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise ValueError(f"its metadata {METADATA} is no SHA-256")
+        raise ValueError(f"its metadata {METADATA} is not a SHA-256 digest")
     tensors, at = [], 0
     for name, entry in sorted(entries.items(), key=lambda pair: pair[1]["data_offsets"]):
         shape, dtype = entry["shape"], entry["dtype"]

@@ -1,7 +1,5 @@
 """Recipes: how weights and activation scales become NVFP4. One file per method, each with its source."""
 
-from __future__ import annotations
-
 from trt_nvfp4.calibration.recipes.awq import SEARCHED_ROWS, channel_scales
 from trt_nvfp4.calibration.recipes.quantizer import QuantizedWeight, WeightQuantizer, quantize_weight
 from trt_nvfp4.calibration.recipes.recipe import DEFAULT, NAMES, RESIDUALS, SCALES, Recipe, parse

@@ -6,8 +6,6 @@ Quantization for LLM Compression and Acceleration", arXiv 2306.00978, section 3.
 that read x, by the 16x16 Gram matrices of x, with the block scales of the recipe and rounding to nearest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,7 +18,7 @@ from trt_nvfp4.calibration.statistics.input_statistics import InputStatistics
 from trt_nvfp4.common import nvfp4
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
-ALPHAS = tuple(step / 20 for step in range(20))  # 0 is no scaling
+ALPHAS = tuple(step / 20 for step in range(20))  # 0 does not scale
 # Rows of each matrix that the search looks at, evenly spread.
 SEARCHED_ROWS = 512
 # Channels below this share of the mean E[x^2], dead ones among them, are scaled as if they had it.
@@ -33,7 +31,7 @@ def channel_scales(readers: Sequence[tuple[Tensor, InputStatistics]], recipe: Re
 
     Raises CalibrationError: statistics are missing, or of another K.
     """
-    rounding = replace(recipe, awq=False, gptq=False, activation_order=False)
+    rounding = replace(recipe, awq=False, gptq=False)
     readers = [
         (weight[:: -(-len(weight) // SEARCHED_ROWS)].float(), inputs.only(recipe.needs, weight.device))
         for weight, inputs in readers

@@ -3,8 +3,6 @@
 Exact and memory-bounded: weights are read in tiles, candidates are tried one after another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch
@@ -20,7 +18,7 @@ _TILE_COLUMNS = 512  # or more where there are few rows
 _ROUNDING = 1.5 * 2.0**22
 _EXPONENT_BITS = 0x7F800000
 
-# Of the errors [blocks, 16, rows] of a tile and the first of its blocks along K: squared distances [blocks, rows].
+# From the errors [blocks, 16, rows] of a tile and the first of its blocks along K to squared distances [blocks, rows].
 Distance = Callable[[Tensor, int], Tensor]
 # Codes (int32 [blocks, rows]) to try, of the largest magnitudes [blocks, rows] and the tensor scale; the first is kept
 # where no other is better.

@@ -5,8 +5,6 @@ More Accurate NVFP4 Quantization with Adaptive Block Scaling", arXiv 2512.02010)
 so the tensor scale maps the largest block to 256, as in the paper: 256 and 384 are E4M3 values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import Tensor

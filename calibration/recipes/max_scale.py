@@ -1,8 +1,6 @@
 """Max scaling: the largest value of each block becomes 6 (NVIDIA, "Introducing NVFP4 for Efficient and Accurate
 Low-Precision Inference")."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from trt_nvfp4.calibration.recipes.scale_choice import ScaleChoice

@@ -7,8 +7,6 @@ Brain Compression", 2022). The range of the sweep and the local Hessian follow N
 (`mse` and `local_hessian` calibration of static NVFP4 block scales).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -5,8 +5,6 @@ Hessian of q, which makes good what it can of the activations' errors too. Such 
 "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration", arXiv 2504.02692.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

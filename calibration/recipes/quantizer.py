@@ -1,20 +1,17 @@
 """Weights to NVFP4 by a recipe, some rows at a time."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from trt_nvfp4.calibration.recipes.gptq import GPTQ
-from trt_nvfp4.calibration.recipes.learned import learn
 from trt_nvfp4.calibration.recipes.quantized_inputs import least_squares
 from trt_nvfp4.calibration.recipes.recipe import SCALES, Recipe, parse
 from trt_nvfp4.calibration.recipes.threads import side_by_side
 from trt_nvfp4.calibration.statistics.input_statistics import InputStatistics
 from trt_nvfp4.common.errors import CalibrationError
-from trt_nvfp4.common.finite import finite_amax
+from trt_nvfp4.common.nvfp4 import finite_amax
 from trt_nvfp4.plugins.ops import number_formats
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
@@ -30,7 +27,7 @@ class QuantizedWeight(NamedTuple):
 
 
 class WeightQuantizer:
-    """Quantizes rows of matrices [N, K] that share one input. What depends on the input alone is computed once.
+    """Quantizes rows of matrices [N, K] that share one input. Work that depends only on the input is done once.
 
     Raises CalibrationError: the recipe needs statistics that `inputs` lacks, or they are of another K.
     """
@@ -41,16 +38,13 @@ class WeightQuantizer:
         if missing:
             raise CalibrationError(f"recipe '{recipe}' needs {', '.join(missing)} of the input: give it samples")
         self._scales = SCALES[recipe.scales]
-        self._gptq = self._target = self._hessian = None
+        self._gptq = self._target = None
         if recipe.quantized_inputs:
             cross, hessian = self._inputs["quantized_cross"], self._inputs["quantized_hessian"]
             self._target = least_squares(cross, hessian, self._inputs.damping(len(hessian)))
         if recipe.gptq:
             hessian = self._inputs["quantized_hessian" if recipe.quantized_inputs else "hessian"]
-            damping = self._inputs.damping(len(hessian))
-            self._gptq = GPTQ(hessian, damping, recipe.activation_order)
-            if recipe.learned:
-                self._hessian = hessian + torch.eye(len(hessian), device=device) * damping * hessian.diagonal().mean()
+            self._gptq = GPTQ(hessian, self._inputs.damping(len(hessian)))
 
     def __call__(self, rows: Tensor, tensor_scale: Tensor) -> tuple[Tensor, Tensor]:
         """Packed values (uint8 [n, K/2]) and block scales (float8_e4m3fn [n, K/16]) of rows (float32 [n, K])."""
@@ -68,8 +62,6 @@ class WeightQuantizer:
             return self._scales.choose(columns, tensor_scale, inputs)
 
         codes, scales = self._gptq.round(rows, tensor_scale, choose)
-        if self._hessian is not None:
-            codes, scales = learn(rows, codes, scales, tensor_scale, self._hessian)
         return number_formats.pack(codes), scales
 
     def _round(self, rows: Tensor, tensor_scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +83,7 @@ def quantize_weight(
 
     Raises:
         CalibrationError: the recipe is unknown, or needs statistics that are not there or of another K.
-        ValueError: a shape that is not [N, K], K no multiple of 16, NaN or Inf, a tensor scale that is none.
+        ValueError: a shape that is not [N, K], K no multiple of 16, NaN or Inf, an invalid tensor scale.
     """
     recipe = parse(recipe)
     if weight.dim() != 2 or weight.shape[1] % BLOCK:

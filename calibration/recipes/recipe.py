@@ -1,7 +1,5 @@
 """How NVFP4 tensors are made: names joined by `+`, at most one for the block scales, the rest as the user likes."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +17,9 @@ from trt_nvfp4.plugins.ops.number_formats import E2M1_MAX, SMALLEST_TENSOR_SCALE
 SCALES: Mapping[str, ScaleChoice] = MappingProxyType(
     {"max": MAX, "four-over-six": FOUR_OVER_SIX, "mse": MSE, "diagonal": DIAGONAL, "local-hessian": LOCAL_HESSIAN}
 )
-_OTHERS = ("gptq", "activation-order", "learned", "quantized-inputs", "awq")
+_OTHERS = ("gptq", "quantized-inputs", "awq")
+# Parts of earlier versions, which brought nothing on any model of docs/figures/accuracy.md.
+_REMOVED = ("activation-order", "learned")
 # By the ops' attribute `scale_search`, whose 0 has no name.
 ACTIVATION_SEARCHES: Mapping[str, int] = MappingProxyType({"activation-four-over-six": 1, "activation-sweep": 2})
 # By their number, the attribute `residual_channels`: the tensor cores take K in steps of 32.
@@ -37,8 +37,6 @@ class Recipe:
 
     scales: str = "max"
     gptq: bool = False
-    activation_order: bool = False
-    learned: bool = False
     quantized_inputs: bool = False
     awq: bool = False
     scale_search: int = 0
@@ -66,11 +64,11 @@ class Recipe:
             return frozenset()
         return frozenset({"mean_square", "hessian"} if "block_gram" in self.needs else {"mean_square"})
 
-    def for_16_bit_activations(self) -> Recipe:
+    def for_16_bit_activations(self) -> "Recipe":
         """The recipe without what concerns NVFP4 activations."""
         return replace(self, quantized_inputs=False, scale_search=0, residual=0)
 
-    def for_weights(self) -> Recipe:
+    def for_weights(self) -> "Recipe":
         """The recipe without what changes no weight but its place."""
         return replace(self, scale_search=0, residual=0)
 
@@ -82,13 +80,15 @@ class Recipe:
 def parse(text: str | Recipe) -> Recipe:
     """The recipe that `text` spells, such as "local-hessian+gptq".
 
-    Raises CalibrationError: an unknown name, one twice, two for the block scales of weights or of activations, an
-    option of gptq without gptq, awq together with quantized-inputs.
+    Raises CalibrationError: an unknown or removed name, one twice, two for the block scales of weights or of
+    activations, quantized-inputs without gptq or together with awq.
     """
     if isinstance(text, Recipe):
         return text
     names = [name.strip() for name in text.split("+")]
     for name in names:
+        if name in _REMOVED:
+            raise CalibrationError(f"recipe '{text}': '{name}' was removed, as it brought no accuracy; leave it out")
         if name not in NAMES:
             near = difflib.get_close_matches(name, NAMES, 1)
             hint = f"did you mean '{near[0]}'? Known" if near else "known"
@@ -105,9 +105,8 @@ def parse(text: str | Recipe) -> Recipe:
     ):
         if len(chosen) > 1:
             raise CalibrationError(f"recipe '{text}': {' and '.join(chosen)} both choose {of}; name one")
-    options = [name for name in ("activation-order", "learned", "quantized-inputs") if name in names]
-    if options and "gptq" not in names:
-        raise CalibrationError(f"recipe '{text}': '{options[0]}' is an option of gptq; add +gptq")
+    if "quantized-inputs" in names and "gptq" not in names:
+        raise CalibrationError(f"recipe '{text}': 'quantized-inputs' is an option of gptq; add +gptq")
     if {"awq", "quantized-inputs"} <= set(names):
         raise CalibrationError(
             f"recipe '{text}': 'quantized-inputs' needs statistics of the activations that 'awq' has scaled, which are "

@@ -5,8 +5,6 @@ lie, whole blocks of 16. Heavy channels that share blocks also leave those of ot
 arXiv 2601.07475), which ranks channels by their largest magnitude.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,6 +1,4 @@
-"""What a way of choosing block scales is."""
-
-from __future__ import annotations
+"""The interface of a way to choose block scales."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Threads on a CPU: none within operations on small tensors, several beside one another for parts of a large one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-# Between two operations a thread waits for Python's lock: more of them are no faster.
+# Between two operations a thread waits for Python's lock: more of them gain nothing.
 _MOST_THREADS = 8
 
 Part = TypeVar("Part")
@@ -31,8 +29,8 @@ def one_thread() -> Iterator[None]:
 def side_by_side(work: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
     """`work` of each part, in their order, by up to as many threads as Torch may use, none of which has others.
 
-    Unlike Torch's, these do not wait for one another behind every operation, so that a busy machine slows them down by
-    its share alone. For parts of 2^20 elements or so.
+    Unlike Torch's, these do not wait for one another behind every operation, so that a busy machine slows them down
+    only by its share. For parts of 2^20 elements or so.
     """
     threads = max(1, min(torch.get_num_threads(), _MOST_THREADS, len(parts)))
     with one_thread(), ThreadPoolExecutor(threads) as pool:

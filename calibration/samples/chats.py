@@ -1,7 +1,5 @@
 """Texts of a .jsonl file: chats, as language models are tuned on, or plain ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,10 @@ from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.limited import LimitError
 from trt_nvfp4.common.tokenizers import TemplateError, render_chats
 
-_EXPECTED = 'expected an object with "messages", a list of {"role": ..., "content": ...}, or with "text" on each line'
+_EXPECTED = (
+    'expected an object with "messages", a list of {"role": ..., "content": ...} of text or parts {"type": "text", '
+    '"text": ...}, or with "text" on each line'
+)
 # Roles as ShareGPT names them.
 _ROLES = {"human": "user", "gpt": "assistant"}
 
@@ -22,7 +23,7 @@ def texts(file: Path, lines: str, tokenizer: Any) -> list[tuple[str, bool]]:
     """
     found: list[tuple[str, bool]] = []
     # Chats are written together: their numbers among the texts, where they come from, and their messages.
-    chats: list[tuple[int, str, list[dict[str, str]]]] = []
+    chats: list[tuple[int, str, list[dict[str, Any]]]] = []
     for number, line in enumerate(lines.splitlines(), 1):
         if not line.strip():
             continue
@@ -40,7 +41,7 @@ def texts(file: Path, lines: str, tokenizer: Any) -> list[tuple[str, bool]]:
     return found
 
 
-def _rendered(file: Path, chats: list[tuple[int, str, list[dict[str, str]]]], tokenizer: Any) -> list[str]:
+def _rendered(file: Path, chats: list[tuple[int, str, list[dict[str, Any]]]], tokenizer: Any) -> list[str]:
     if not chats:
         return []
     places = [where for _, where, _ in chats]
@@ -56,7 +57,7 @@ def _rendered(file: Path, chats: list[tuple[int, str, list[dict[str, str]]]], to
         raise CalibrationError(f"{file}: the tokenizer's chat template cannot write its chats: {error}") from error
 
 
-def _messages(where: str, entry: Any) -> list[dict[str, str]]:
+def _messages(where: str, entry: Any) -> list[dict[str, Any]]:
     turns = entry.get("messages", entry.get("conversations")) if isinstance(entry, dict) else None
     messages = [_message(turn) for turn in turns] if isinstance(turns, list) else []
     known = [message for message in messages if message is not None]
@@ -65,10 +66,13 @@ def _messages(where: str, entry: Any) -> list[dict[str, str]]:
     return known
 
 
-def _message(turn: Any) -> dict[str, str] | None:
+def _message(turn: Any) -> dict[str, Any] | None:
     if not isinstance(turn, dict):
         return None
     role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
-    if not isinstance(role, str) or not isinstance(content, str):
+    is_parts = isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
+    )
+    if not isinstance(role, str) or not (isinstance(content, str) or is_parts):
         return None
     return {"role": _ROLES.get(role, role), "content": content}

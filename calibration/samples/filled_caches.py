@@ -1,26 +1,20 @@
 """A decoder's samples over empty and over filled caches: the first half of a text, and what follows it."""
 
-from __future__ import annotations
-
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
 
 from trt_nvfp4.calibration.samples.samples import Sample
+from trt_nvfp4.common.cache_names import is_past, present_of
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 
-_PAST, _PRESENT = "past_key_values.", "present."
-# Of the names in a graph of all ranks of a split model.
-_RANK = r"(rank\d+\.)?"
-_IS_PAST, _IS_PRESENT = re.compile(_RANK + re.escape(_PAST)), re.compile(_RANK + re.escape(_PRESENT))
 _IDS, _PAST_LENGTH, _NEW_LENGTH = "input_ids", "past_length", "new_length"
 
 
 class Continuation(dict[str, np.ndarray]):
-    """What follows `first`, a sample over empty caches. It has none of its own: they are those that the model that runs
-    it makes of `first`, in that model's own type."""
+    """The tokens that follow `first`, a sample over empty caches. Its caches are not in it: the model that runs it
+    makes them of `first`, in its own type."""
 
     def __init__(self, first: Sample, rest: Sample) -> None:
         super().__init__(rest)
@@ -30,7 +24,7 @@ class Continuation(dict[str, np.ndarray]):
 @dataclass(frozen=True)
 class FilledCaches:
     """`samples`, of which each text of two tokens or more becomes two samples. Others pass as they are: batches, and
-    models that are no decoder of `decoder_contract`. Iterable as often as `samples`."""
+    models that are not decoders of `decoder_contract`. Iterable as often as `samples`."""
 
     samples: Iterable[Sample]
 
@@ -67,22 +61,17 @@ def halves(sample: Sample) -> list[Sample]:
 
 
 def cache_names(sample: Mapping[str, np.ndarray]) -> list[str]:
-    return [name for name in sample if _IS_PAST.match(name)]
-
-
-def is_present(name: str) -> bool:
-    """Whether an output is a cache with the new tokens."""
-    return _IS_PRESENT.match(name) is not None
+    return [name for name in sample if is_past(name)]
 
 
 def run(
     session: onnxruntime.InferenceSession, sample: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None
 ) -> list[np.ndarray]:
-    """What a session computes of a sample, whose caches it fills first where it is a Continuation."""
+    """The outputs of a session for a sample; the caches of a Continuation are filled first."""
     given = dict(sample)
     if isinstance(sample, Continuation):
         caches = cache_names(sample.first)
-        presents = [name.replace(_PAST, _PRESENT, 1) for name in caches]
+        presents = [present_of(name) for name in caches]
         given |= dict(zip(caches, session.run(presents, sample.first), strict=True))
     found: list[np.ndarray] = session.run(outputs, given)
     return found

@@ -1,7 +1,5 @@
 """Samples from a function in the user's Python file, as Polygraphy's data loader scripts have it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -75,4 +73,4 @@ def _array(what: str, value: Any) -> np.ndarray:
     try:
         return np.asarray(value)
     except Exception as error:  # NumPy's, and those of the value's own type
-        raise CalibrationError(f"{what} is no array of NumPy, and does not become one: {error}") from error
+        raise CalibrationError(f"{what} is not an array of NumPy, and does not become one: {error}") from error

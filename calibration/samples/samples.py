@@ -1,7 +1,5 @@
 """Input samples from files, checked against the model's inputs one by one as they are read."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import zipfile
@@ -12,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import psutil
 
 from trt_nvfp4.calibration.samples import python_loader, text
+from trt_nvfp4.common.cache_names import is_past, is_state
 from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.common.json_text import check_memory, check_ordinary
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.plugins.ops.definition import shapes_fit
 
@@ -25,10 +24,12 @@ _NO_NAMES = frozenset({"", "?", "*", "-1", "None", "unknown"})
 # What exporters call the inputs of a decoder's cache. It may be empty: before the first token it is.
 CACHE = re.compile(r"past|cache", re.IGNORECASE)
 
+_COPIES = 4  # of a sample in memory: as it is read, checked, fed, and what the network makes of it
+
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a model input takes: its shape (names for dynamic dimensions, "" for those without one) and its NumPy type.
+    """A model input: its shape (names for dynamic dimensions, "" for those without one) and its NumPy type.
     bfloat16 inputs take float32 samples."""
 
     shape: tuple[int | str, ...]
@@ -54,8 +55,11 @@ def load_samples(
     specs: Mapping[str, InputSpec],
     tokenizer: str | Path | None = None,
     trust_remote_code: bool = False,
+    most: int | None = None,
 ) -> Iterable[Sample]:
     """Samples for a model with the inputs `specs`, read one at a time; `len` tells how many where that is known.
+
+    `most`: how many at most, evenly drawn; the first ones of a Python loader, whose number is not known.
 
     `path` is one of: an .npz file, one sample, arrays by input name; a folder of .npz files, one sample each; a folder
     with one .npy file per input, named as the input ("/" as "_"), samples along the first axis, each keeping it with
@@ -72,9 +76,20 @@ def load_samples(
     if not file.exists():
         raise CalibrationError(f"{file}: no such file or folder of calibration samples")
     if file.suffix == ".py":
-        return _Samples(path, specs, python_loader.load(file, function or python_loader.DEFAULT))
+        loaded = _Samples(path, specs, python_loader.load(file, function or python_loader.DEFAULT))
+        return loaded if most is None else _First(loaded, most)
     read = _reader(file, specs, None if tokenizer is None else Path(tokenizer), trust_remote_code)
-    return _CountedSamples(path, specs, read)
+    count = len(read)
+    if most is not None and count > most:
+        read = [read[number * count // most] for number in range(most)]
+    return _CountedSamples(path, specs, read, count)
+
+
+def available(samples: Iterable[Sample]) -> int:
+    """How many samples there were before some of them were drawn; 0 where that is not known."""
+    if isinstance(samples, SampleRange):
+        return available(samples.samples)
+    return samples.available if isinstance(samples, _CountedSamples) else 0
 
 
 def save_sample(file: Path, sample: Mapping[str, np.ndarray]) -> Path:
@@ -105,6 +120,17 @@ class SampleRange:
         return self.stop - self.start
 
 
+@dataclass(frozen=True)
+class _First:
+    """The first samples, `count` at most. Iterable any number of times."""
+
+    samples: Iterable[Sample]
+    count: int
+
+    def __iter__(self) -> Iterator[Sample]:
+        return itertools.islice(self.samples, self.count)
+
+
 # Where a sample comes from, for messages, and what reads it.
 Source = tuple[str, Callable[[], Mapping[str, np.ndarray]]]
 
@@ -128,9 +154,10 @@ class _Samples:
 
 @dataclass(frozen=True)
 class _CountedSamples(_Samples):
-    """Samples whose number is known before they are read."""
+    """Samples whose number is known before they are read; `available`: of how many they were drawn."""
 
     sources: Sequence[Source]
+    available: int
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -149,7 +176,7 @@ def _reader(
     if path.suffix in text.SUFFIXES:
         caches = _empty_caches(specs)
         inputs = {name: spec.dtype for name, spec in specs.items() if name not in caches}
-        capacity = min((cache.shape[2] for cache in caches.values()), default=None)
+        capacity = min((cache.shape[2] for name, cache in caches.items() if not is_state(name)), default=None)
         samples = text.tokenize(path, tokenizer, inputs, capacity, trust_remote_code)
         return [(f"{path}, sample {i}", partial(dict, sample | caches)) for i, sample in enumerate(samples)]
     raise CalibrationError(
@@ -159,23 +186,23 @@ def _reader(
 
 
 def _empty_caches(specs: Mapping[str, InputSpec]) -> dict[str, np.ndarray]:
-    """The caches of one sequence, [1, heads, capacity, dim], of a decoder whose caches have a fixed capacity."""
+    """The caches of one sequence, [1, heads, capacity, dim], of a decoder whose caches have a fixed capacity, and its
+    states."""
     return {
         name: np.zeros((1, *map(int, spec.shape[1:])), spec.dtype)
         for name, spec in specs.items()
-        if name.startswith("past_key_values.")
-        and len(spec.shape) == 4
+        if is_past(name)
+        and (len(spec.shape) == 4 or is_state(name))
         and all(isinstance(d, int) for d in spec.shape[1:])
     }
 
 
 def _npz(file: Path) -> Sample:
     try:
-        with zipfile.ZipFile(file) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
+        check_ordinary(file)
         # A small file may hold an array of zeros of any size.
-        if size > (free := psutil.virtual_memory().available):
-            raise ValueError(f"its arrays take {size} bytes, and {free} of memory are free")
+        with zipfile.ZipFile(file) as archive:
+            check_memory(_COPIES * sum(entry.file_size for entry in archive.infolist()))
         with np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except Exception as error:  # NumPy's, zipfile's and zlib's, for what is empty, cut off or another kind of file
@@ -189,6 +216,7 @@ def _npy_folder(folder: Path, specs: Mapping[str, InputSpec]) -> Sequence[Source
         if not file.exists():
             raise CalibrationError(f"{folder}: no .npz file, and no {file.name} for the input {name}")
         try:
+            check_ordinary(file)
             arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
         except Exception as error:  # a header is Python's syntax, whose readers raise many kinds
             raise CalibrationError(f"{file}: not a readable .npy file: {error}") from error
@@ -206,6 +234,7 @@ def _polygraphy(file: Path) -> Sequence[Source]:
     from polygraphy.json import load_json
 
     try:
+        check_memory(_COPIES * check_ordinary(file))
         samples = load_json(str(file))
     except Exception as error:  # Polygraphy raises its own and the JSON reader's
         raise CalibrationError(f"{file}: not a Polygraphy input file: {error}") from error

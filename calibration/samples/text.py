@@ -1,7 +1,5 @@
 """Samples from plain text, tokenized by the tokenizer of a Hugging Face model directory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,18 +9,19 @@ import numpy as np
 
 from trt_nvfp4.calibration.samples import chats
 from trt_nvfp4.common.errors import CalibrationError
-from trt_nvfp4.common.json_text import read_json
+from trt_nvfp4.common.json_text import check_memory, check_ordinary
 from trt_nvfp4.common.limited import LimitError
+from trt_nvfp4.common.model_config import read_config
 from trt_nvfp4.common.tokenizers import load_tokenizer, tokenized
 
-# Of files that are read here.
+# Suffixes of text files.
 SUFFIXES = (".txt", ".jsonl")
 _LONGEST = 512  # tokens of a sample, where the model does not allow fewer
-# Characters that are tokenized in one process, with its limits; a longer paragraph is alone.
+# Characters that are tokenized in one process, with its limits; a longer paragraph has its own process.
 _BATCH = 1_000_000
-# Of the model's tokens, the share that its tokenizer knows at least: vocabularies are padded, but not by as much.
+# The least share of the model's tokens that its tokenizer must know: vocabularies are padded, but not by as much.
 _LEAST_KNOWN = 0.5
-# Of a text's tokens, the share that may be unknown ones.
+# The share of a text's tokens that may be unknown.
 _MOST_UNKNOWN = 0.5
 
 
@@ -69,19 +68,35 @@ def tokenize(
 
 
 def open_text(file: Path, directory: Path | None, trust_remote_code: bool = False) -> tuple[str, Any, dict[str, Any]]:
-    """The text, the model's tokenizer and configuration: what of `tokenize` can be told without the model's inputs.
+    """The text, the model's tokenizer and configuration: the part of `tokenize` that needs no model inputs.
 
     Raises CalibrationError: no text; no tokenizer in `directory`, or not the model's.
     """
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise CalibrationError(f"{file}: not UTF-8 text: {error}") from error
-    if not text.strip():
-        raise CalibrationError(f"{file}: holds no text")
+    text = _read(file)
     tokenizer, config = _tokenizer(file, directory, trust_remote_code), _config(directory)
     _check_size(directory, tokenizer, config)
     return text, tokenizer, config
+
+
+def _read(file: Path) -> str:
+    try:
+        check_memory(check_ordinary(file))
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CalibrationError(f"{file}: not UTF-8 text: {error}") from error
+    except ValueError as error:
+        raise CalibrationError(f"{file}: not a text to read: {error}") from error
+    if not text.strip():
+        raise CalibrationError(f"{file}: holds no text")
+    return text
+
+
+def read_prompts(file: Path) -> list[str]:
+    """The paragraphs of a text, or its lines where none is blank. Raises CalibrationError for another file than a
+    text."""
+    if file.suffix != ".txt" or not file.is_file():
+        raise CalibrationError(f"{file}: no text file (.txt) with a prompt per line")
+    return _paragraphs(_read(file))
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -117,7 +132,7 @@ def _check_known(file: Path, directory: Path | None, tokenizer: Any, samples: li
 def _all_pieces(
     file: Path, directory: Path | None, tokenizer: Any, paragraphs: Sequence[tuple[str, bool]], longest: int
 ) -> list[dict[str, list[int]]]:
-    """Of all paragraphs; each says whether it is a chat, whose template writes the special tokens itself."""
+    """The tokens of all paragraphs; each says whether it is a chat, whose template writes the special tokens itself."""
     found: list[dict[str, list[int]]] = []
     for batch in _batches(paragraphs):
 
@@ -189,7 +204,7 @@ def _config(directory: Path | None) -> dict[str, Any]:
     if file is None or not file.exists():
         return {}
     try:
-        config = read_json(file)
+        config = read_config(file.parent)
     except ValueError as error:
         raise CalibrationError(f"{file}: not JSON: {error}") from error
     return config if isinstance(config, dict) else {}

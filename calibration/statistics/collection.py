@@ -1,7 +1,5 @@
 """Collects statistics pass by pass; a run that was interrupted goes on where its state was saved last."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
@@ -16,15 +14,17 @@ from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from trt_nvfp4.calibration.device import device
-from trt_nvfp4.calibration.samples.filled_caches import is_present, run
+from trt_nvfp4.calibration.samples.filled_caches import run
 from trt_nvfp4.calibration.statistics import store as statistics_file
 from trt_nvfp4.calibration.statistics.input_statistics import quantized
 from trt_nvfp4.calibration.statistics.reductions import REDUCTIONS, Builder, keep_only_outputs
 from trt_nvfp4.calibration.statistics.store import Arrays
+from trt_nvfp4.common.cache_names import is_present
 from trt_nvfp4.common.cpu_session import TooOldError, cpu_session
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.external_data import follow_links, inside
 from trt_nvfp4.common.local_functions import add_op_functions, inlined
+from trt_nvfp4.common.onnx_files import OnnxFile
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 from trt_nvfp4.common.widen import widen
 
@@ -47,7 +47,7 @@ class CollectionRun:
 
     def __init__(
         self,
-        model: Path,
+        model: OnnxFile,
         wanted: Mapping[str, Collection[str]],
         samples: Iterable[Sample],
         progress: Progress | None,
@@ -81,10 +81,17 @@ class CollectionRun:
         ):
             raise CalibrationError("Hessians take several passes: give samples that can be read again, such as a list")
         self._restore()
-        if self._pass == 0:
-            self._reduce()
-        for group in self._groups()[self._pass - 1 :]:
-            self._sum_hessians(group)
+        try:
+            if self._pass == 0:
+                self._reduce()
+            for group in self._groups()[self._pass - 1 :]:
+                self._sum_hessians(group)
+        except KeyboardInterrupt:
+            if self._resume is None or not (state := statistics_file.state(self._resume)).is_file():
+                raise
+            raise KeyboardInterrupt(
+                f"{state} keeps what the samples until the last half minute gave: the same command goes on from there"
+            ) from None
         return self._count, self._arrays
 
     def _reduce(self) -> None:
@@ -166,7 +173,7 @@ class CollectionRun:
         self._end_pass()
 
     def _stream(self) -> Iterator[Sample]:
-        """The samples of this pass that are still to do. Counts each one when the next is asked for."""
+        """The samples of this pass that are still to do. Counts each one when the next is taken."""
         skip, self._done, self._digest = self._done, 0, hashlib.blake2b(digest_size=16)
         for sample in self._samples:
             if self._done >= skip:
@@ -261,7 +268,7 @@ class CollectionRun:
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
-        """What two runs must have in common for one to go on from the other."""
+        """The properties that two runs share if one can continue the other."""
         return {"model": self.model_digest, "tensors": self._wanted}
 
     def _run(self, session: onnxruntime.InferenceSession, sample: Sample) -> list[np.ndarray]:
@@ -278,41 +285,40 @@ def _update(digest: hashlib.blake2b, sample: Sample) -> None:
         digest.update(np.ascontiguousarray(sample[name]).tobytes())
 
 
-def digest(path: Path) -> str:
-    """Of the model, and of the first bytes of every weight in a file beside it: reading all would take long, and other
-    weights differ at once. What those files are called and the metadata are no part of it: exports differ in them."""
-    model = onnx.load(path, load_external_data=False)
+def digest(file: OnnxFile) -> str:
+    """A digest of the model, and of the first bytes of every weight in a file beside it: reading all would take long,
+    and other weights differ at once. Names of files and metadata do not count: exports differ in them."""
+    model = file.copied()
     model.ClearField("metadata_props")
     found = hashlib.blake2b(digest_size=16)
     for tensor in model.graph.initializer:
         if uses_external_data(tensor):
             info = ExternalDataInfo(tensor)
-            with inside(path.parent, info.location).open("rb") as file:
-                file.seek(info.offset or 0)
-                found.update(file.read(min(_DIGESTED, info.length or _DIGESTED)))
+            with inside(file.path.parent, info.location).open("rb") as data:
+                data.seek(info.offset or 0)
+                found.update(data.read(min(_DIGESTED, info.length or _DIGESTED)))
             tensor.ClearField("external_data")
     found.update(model.SerializeToString(deterministic=True))
     return found.hexdigest()
 
 
 def tensor_names(model: onnx.ModelProto) -> set[str]:
-    """What the main graph of a model whose functions are inlined computes or takes."""
+    """Names of the tensors that the main graph takes or computes, of a model whose functions are inlined."""
     return {value.name for value in model.graph.input} | {name for node in model.graph.node for name in node.output}
 
 
-def observable(path: Path, tensors: Iterable[str]) -> list[str]:
-    """Those of `tensors` that the model at `path` has in its main graph: `statistics.collect` can observe them."""
-    model = onnx.load(path, load_external_data=False)
-    known = tensor_names(inlined(model))
+def observable(file: OnnxFile, tensors: Iterable[str]) -> list[str]:
+    """Those of `tensors` that a model has in its main graph: `statistics.collect` can observe them."""
+    known = tensor_names(inlined(file.copied()))
     return [name for name in tensors if name in known]
 
 
 def _session(
-    path: Path, tensors: Sequence[str], reductions: Sequence[tuple[str, str]] | None
+    file: OnnxFile, tensors: Sequence[str], reductions: Sequence[tuple[str, str]] | None
 ) -> onnxruntime.InferenceSession:
     """A session that returns the sum of |x| and the shape of each tensor, then the reductions (tensor, kind); or,
     without reductions, each tensor as float32 [rows, K]. Behind them a decoder's caches, with which samples go on."""
-    model = onnx.load(path, load_external_data=False)
+    path, model = file.path, file.copied()
     try:
         folder = follow_links(model, path.parent)
         add_op_functions(model)

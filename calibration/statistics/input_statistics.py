@@ -1,9 +1,10 @@
-"""What is known about the input x [rows, K] of a quantized matrix product, from calibration samples."""
+"""Statistics of the input x [rows, K] of a quantized matrix product, from calibration samples."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from trt_nvfp4.plugins.ops import number_formats
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 _DAMPING = 0.01  # of the mean diagonal, however many rows there are
+_MATRICES = ("hessian", "quantized_hessian", "quantized_cross")
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class InputStatistics:
 
     @classmethod
     def of_rows(cls, x: Tensor, kinds: Collection[str]) -> InputStatistics:
-        """The statistics `kinds` of activations [..., K] in memory, K a multiple of 16 where blocks are asked for."""
+        """The statistics `kinds` of activations [..., K] in memory, K a multiple of 16 where they include blocks."""
         rows = x.reshape(-1, x.shape[-1]).float()
         return cls(len(rows), **{kind: _MEASURES[kind](rows) for kind in kinds})
 
@@ -63,63 +65,58 @@ class InputStatistics:
         return next((value.shape[-1] for value in known if value is not None), None)
 
     def damping(self, channels: int) -> float:
-        """What to add to the diagonal of E[x x^T] of so many channels, as a share of its mean: few rows say little of
-        how many channels depend on each other, and what they seem to say is not to be fitted."""
+        """The share of its mean to add to the diagonal of E[x x^T] of so many channels: few rows say little of how many
+        channels depend on each other, and must not be fitted."""
         return _DAMPING + (channels / self.rows if self.rows else 0.0)
 
     def only(self, kinds: Collection[str], device: torch.device | str) -> InputStatistics:
         """Those of `kinds` (amax aside) that there are, on `device`."""
-        values = {kind: getattr(self, kind) for kind in kinds}
-        moved = {kind: None if value is None else value.to(device) for kind, value in values.items()}
-        return InputStatistics(self.rows, **moved)
+        return InputStatistics(self.rows, **self._changed(dict.fromkeys(kinds, lambda value: value.to(device))))
+
+    def _changed(self, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> dict[str, Any]:
+        """Those that `changes` names, changed, as far as they were collected."""
+        values = {kind: getattr(self, kind) for kind in changes}
+        return {kind: changes[kind](value) for kind, value in values.items() if value is not None}
 
     def blocks(self, first: int, count: int) -> InputStatistics:
-        """What there is of `count` blocks of 16 channels by themselves, from block `first` on."""
+        """The statistics of `count` blocks of 16 channels by themselves, from block `first` on."""
         channels = slice(first * BLOCK, (first + count) * BLOCK)
-        return InputStatistics(
-            self.rows,
-            channel_amax=None if self.channel_amax is None else self.channel_amax[channels],
-            mean_square=None if self.mean_square is None else self.mean_square[channels],
-            block_gram=None if self.block_gram is None else self.block_gram[first : first + count],
-        )
+        changes = {
+            **dict.fromkeys(("channel_amax", "mean_square"), lambda values: values[channels]),
+            "block_gram": lambda grams: grams[first : first + count],
+        }
+        return InputStatistics(self.rows, **self._changed(changes))
 
     def in_order(self, order: Tensor) -> InputStatistics:
         """Those of x[order] (int64 [K]). What is known of blocks of 16 follows from `hessian`. Those of quantized
         activations stay those of x quantized in its own order, without residual channels: an approximation."""
-        hessian, channels = self.hessian, order.cpu()
-
-        def matrix(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[channels][:, channels]
-
-        ordered = matrix(hessian)
-        gram = None
-        if ordered is not None and self.block_gram is not None:
-            blocks = len(order) // BLOCK
-            gram = ordered.view(blocks, BLOCK, blocks, BLOCK).diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
-        return InputStatistics(
-            self.rows,
-            amax=self.amax,
-            channel_amax=None if self.channel_amax is None else self.channel_amax[channels],
-            mean_square=None if self.mean_square is None else self.mean_square[channels],
-            block_gram=gram,
-            hessian=ordered,
-            quantized_hessian=matrix(self.quantized_hessian),
-            quantized_cross=matrix(self.quantized_cross),
+        channels = order.cpu()
+        ordered = self._changed(
+            {
+                **dict.fromkeys(("channel_amax", "mean_square"), lambda values: values[channels]),
+                **dict.fromkeys(_MATRICES, lambda values: values[channels][:, channels]),
+            }
         )
+        if "hessian" in ordered and self.block_gram is not None:
+            blocks = len(order) // BLOCK
+            grams = ordered["hessian"].view(blocks, BLOCK, blocks, BLOCK).diagonal(dim1=0, dim2=2)
+            ordered["block_gram"] = grams.permute(2, 0, 1).contiguous()
+        return InputStatistics(self.rows, self.amax, **ordered)
 
     def divided(self, scales: Tensor) -> InputStatistics:
         """Those of x / scales (float32 [K]). `amax` needs `channel_amax`; those of quantized activations are lost."""
         inverse = scales.reciprocal()
         blocks = inverse.view(-1, BLOCK)
-        amax = None if self.channel_amax is None else self.channel_amax * inverse
-        return InputStatistics(
-            self.rows,
-            amax=None if amax is None else amax.max().item(),
-            channel_amax=amax,
-            mean_square=None if self.mean_square is None else self.mean_square * inverse.square(),
-            block_gram=None if self.block_gram is None else self.block_gram * blocks[:, :, None] * blocks[:, None, :],
-            hessian=None if self.hessian is None else self.hessian * inverse[:, None] * inverse,
+        divided = self._changed(
+            {
+                "channel_amax": lambda values: values * inverse,
+                "mean_square": lambda values: values * inverse.square(),
+                "block_gram": lambda grams: grams * blocks[:, :, None] * blocks[:, None, :],
+                "hessian": lambda values: values * inverse[:, None] * inverse,
+            }
         )
+        amax = divided["channel_amax"].max().item() if "channel_amax" in divided else None
+        return InputStatistics(self.rows, amax, **divided)
 
 
 def quantized(rows: Tensor, amax: Tensor) -> Tensor:

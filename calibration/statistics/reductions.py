@@ -1,7 +1,5 @@
 """Reductions that are added to a model, so that statistics of its inner tensors leave it and the tensors do not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +19,13 @@ _LEAST_OPSET = 11
 class Reduction:
     """How a statistic is reduced inside the graph, combined over samples, and finished, given the number of rows."""
 
-    value: Callable[[Builder, str], str]
+    value: "Callable[[Builder, str], str]"
     combine: Callable[[np.ndarray, np.ndarray], np.ndarray]
     finish: Callable[[np.ndarray, int], np.ndarray] = lambda total, rows: total
 
 
 class Builder:
-    """Appends nodes to a graph; outputs are float32 and come in the order in which they are asked for."""
+    """Appends nodes to a graph; outputs are float32 and come in the order of the calls."""
 
     def __init__(self, model: ModelProto) -> None:
         self.model = model

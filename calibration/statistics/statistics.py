@@ -1,7 +1,5 @@
 """Statistics of a model's inner tensors over samples, by ONNX Runtime on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +12,7 @@ from trt_nvfp4.calibration.statistics.collection import KINDS, CollectionRun, Pr
 from trt_nvfp4.calibration.statistics.input_statistics import InputStatistics
 from trt_nvfp4.calibration.statistics.store import Arrays
 from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.common.onnx_files import OnnxFile
 
 __all__ = ["KINDS", "Progress", "Statistics", "collect"]
 
@@ -30,7 +29,7 @@ class Statistics:
     rows: dict[str, int] = field(default_factory=dict)
 
     def of(self, tensor: str) -> InputStatistics:
-        """What is known of a tensor; nothing, where it was not asked for."""
+        """The statistics of a tensor; empty where none were collected."""
         arrays = {kind: torch.from_numpy(array) for kind, array in self.arrays.get(tensor, {}).items()}
         return InputStatistics(self.rows.get(tensor), self.amax.get(tensor), **arrays)
 
@@ -40,7 +39,7 @@ class Statistics:
         statistics_file.write(Path(path), content, self.arrays)
 
     @classmethod
-    def load(cls, path: str | Path, model: str | Path | None = None) -> Statistics:
+    def load(cls, path: str | Path, model: str | Path | OnnxFile | None = None) -> "Statistics":
         """Read what `save` wrote, arrays memory-mapped; raises CalibrationError for anything else, and for statistics
         of another model than `model`, an ONNX file, where one is given."""
         content, arrays = statistics_file.read(Path(path))
@@ -60,7 +59,7 @@ class Statistics:
             raise CalibrationError(f"{path}: not a file of activation statistics: it lacks {error}") from error
         except (ValueError, OverflowError, TypeError, AttributeError) as error:
             raise CalibrationError(f"{path}: not a file of activation statistics: {error}") from error
-        if model is not None and found.model != digest(Path(model)):
+        if model is not None and found.model != digest(OnnxFile.of(model)):
             raise CalibrationError(
                 f"{path}: holds the statistics of another model than {model}, or of this one before its graph or "
                 "weights changed; calibrate again: give input samples with --calib-data"
@@ -69,7 +68,7 @@ class Statistics:
 
 
 def collect(
-    model: str | Path,
+    model: str | Path | OnnxFile,
     tensors: Sequence[str] | Mapping[str, Collection[str]],
     samples: Iterable[Mapping[str, np.ndarray]],
     progress: Progress | None = None,
@@ -96,7 +95,8 @@ def collect(
             tensor; other samples than those that an interrupted run, or an earlier pass, has seen.
     """
     wanted = tensors if isinstance(tensors, Mapping) else dict.fromkeys(tensors, ())
-    run = CollectionRun(Path(model), wanted, samples, progress, None if resume is None else Path(resume), budget_bytes)
+    file = OnnxFile.of(model)
+    run = CollectionRun(file, wanted, samples, progress, None if resume is None else Path(resume), budget_bytes)
     count, arrays = run.finish()
     amax = {name: float(kinds.pop("amax")) for name, kinds in arrays.items()}
     arrays = {name: kinds for name, kinds in arrays.items() if kinds}

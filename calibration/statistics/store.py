@@ -6,8 +6,6 @@ The state of a run that has not ended is another such JSON, `x.statistics.partia
 once they are final, they need not move.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -20,7 +18,7 @@ import numpy as np
 
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.external_data import inside
-from trt_nvfp4.common.json_text import read_json
+from trt_nvfp4.common.json_text import check_ordinary, read_json
 from trt_nvfp4.common.replacing import replacing
 
 Arrays = dict[str, dict[str, np.ndarray]]  # by tensor, then by kind of statistic
@@ -50,7 +48,7 @@ def write(path: Path, content: Mapping[str, Any], arrays: Arrays) -> None:
 
 
 def write_state(path: Path, content: Mapping[str, Any], arrays: Arrays) -> None:
-    """The same, of the state alone: the statistics stay."""
+    """Writes only the state: the statistics stay."""
     _write(state(path), content, arrays)
     _remove_unnamed(path)
 
@@ -88,7 +86,7 @@ def _remove_unnamed(path: Path) -> None:
 
 
 def read(path: Path) -> tuple[dict[str, Any], Arrays]:
-    """What was written, arrays as private memory maps; raises CalibrationError for anything else."""
+    """The written content, arrays as private memory maps; raises CalibrationError for anything else."""
     content, files = _parse(path)
     return content, {tensor: {kind: _mapped(path, f) for kind, f in kinds.items()} for tensor, kinds in files.items()}
 
@@ -123,6 +121,7 @@ def _mapped(path: Path, file: Path) -> np.ndarray:
             f"it, and {file.name} is not there; keep both together"
         )
     try:
+        check_ordinary(file)
         # Not `np.load`, which takes archives, too.
         array: np.ndarray = np.lib.format.open_memmap(file, mode="c")
     except Exception as error:  # a header is Python's syntax, whose readers raise many kinds

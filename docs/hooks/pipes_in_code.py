@@ -1,7 +1,5 @@
 """MkDocs hook: a `|` in code in a table is written `\\|`, as code hosts ask; here the backslash would show."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -4,8 +4,6 @@ Pages link as they do on a code host, relative to their own place (`../../benchm
 On the site such a file lies under `repository/`.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from pathlib import Path

@@ -78,7 +78,6 @@ class Decoder {
         auto const logits = engine_->getTensorShape("logits");
         require(logits.nbDims == 3, path + ": this engine has no logits [batch, tokens, vocabulary]");
         vocabulary_ = logits.d[2];
-        all_logits_ = logits.d[1] != 1;
     }
 
     // Of an engine built with --strip: its plugins' weights are inputs, and lie in a file beside it.
@@ -110,13 +109,15 @@ class Decoder {
     }
 
     void allocate() {
-        std::size_t const rows = all_logits_ ? longest_ : 1;
         logits_type_ = engine_->getTensorDataType("logits");
-        logits_.resize(rows * vocabulary_ * bytes_of(logits_type_));
         bind("input_ids", longest_ * sizeof(std::int64_t));
         bind("past_length", sizeof(std::int64_t));
         bind("new_length", sizeof(std::int64_t));
-        bind("logits", logits_.size());
+        // A drafter reads them (build-engine --draft), which this program does not run.
+        if (char const* hidden = "hidden_states"; engine_->getTensorIOMode(hidden) == nvinfer1::TensorIOMode::kOUTPUT) {
+            bind(hidden,
+                 longest_ * engine_->getTensorShape(hidden).d[2] * bytes_of(engine_->getTensorDataType(hidden)));
+        }
         for (auto const& name : caches_) {
             auto const shape = engine_->getTensorShape(name.c_str());
             bind(name, bytes_of(engine_->getTensorDataType(name.c_str())) * shape.d[1] * shape.d[2] * shape.d[3]);
@@ -127,6 +128,18 @@ class Decoder {
     void bind(std::string const& name, std::size_t bytes) {
         buffers_.emplace_back(bytes);
         addresses_.push_back({name, buffers_.back().get()});
+    }
+
+    // Logits come of a step's last tokens, or of all: the context says of how many, once its shapes are set.
+    void take_logits(nvinfer1::IExecutionContext& context) {
+        std::int64_t const rows = context.getTensorShape("logits").d[1];
+        std::size_t const bytes = rows * vocabulary_ * bytes_of(logits_type_);
+        if (bytes > logits_.size()) {
+            logits_.resize(bytes);
+            logits_on_device_ = std::make_unique<DeviceBuffer>(bytes);
+        }
+        require(context.setTensorAddress("logits", logits_on_device_->get()), "logits: not a tensor of the engine");
+        last_ = rows - 1;
     }
 
     nvinfer1::IExecutionContext& context_for(std::int64_t tokens) {
@@ -164,6 +177,7 @@ class Decoder {
         copy_in("past_length", &past_, 1);
         copy_in("new_length", &count, 1);
         auto& context = context_for(count);
+        take_logits(context);
         auto const enqueue = [&] { return context.enqueueV3(stream_.get()); };
         // The second step of one token is recorded.
         if (count == 1 && ++single_steps_ == 2) {
@@ -176,7 +190,6 @@ class Decoder {
         }
         stream_.wait("the step");
         past_ += count;
-        last_ = all_logits_ ? count - 1 : 0;
     }
 
     void copy_in(char const* name, std::int64_t const* values, std::int64_t count) {
@@ -188,10 +201,10 @@ class Decoder {
     }
 
     std::int64_t argmax() {
-        auto const found =
-            std::find_if(addresses_.begin(), addresses_.end(), [](auto& entry) { return entry.first == "logits"; });
-        check(cudaMemcpy(logits_.data(), found->second, logits_.size(), cudaMemcpyDeviceToHost), "logits");
-        return likeliest(logits_type_, logits_.data() + last_ * vocabulary_ * bytes_of(logits_type_), vocabulary_);
+        std::size_t const row = vocabulary_ * bytes_of(logits_type_);
+        auto const* last = static_cast<char const*>(logits_on_device_->get()) + last_ * row;
+        check(cudaMemcpy(logits_.data(), last, row, cudaMemcpyDeviceToHost), "logits");
+        return likeliest(logits_type_, logits_.data(), vocabulary_);
     }
 
     Stream stream_;
@@ -203,12 +216,12 @@ class Decoder {
     std::vector<DeviceBuffer> buffers_;
     std::vector<std::pair<std::string, void*>> addresses_;
     std::vector<char> logits_;
+    std::unique_ptr<DeviceBuffer> logits_on_device_;
     nvinfer1::DataType logits_type_{};
     Graph graph_;
     std::size_t longest_{};
     std::int64_t capacity_{}, vocabulary_{}, past_{}, last_{};
     int single_steps_{};
-    bool all_logits_{};
 };
 
 int run(int argc, char** argv) {

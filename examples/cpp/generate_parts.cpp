@@ -329,8 +329,10 @@ class Speaker {
         past_ += static_cast<std::int64_t>(tokens.size());
         auto const type = chain_.engine("decoder").getTensorDataType("logits");
         std::vector<char> row(vocabulary_ * bytes_of(type));
-        check(cudaMemcpy(row.data(), chain_.output("decoder.logits").address, row.size(), cudaMemcpyDeviceToHost),
-              "logits");
+        // Those of the last tokens, the last one's at the end.
+        auto const& logits = chain_.output("decoder.logits");
+        auto const* last = logits.address + (logits.dims.d[1] - 1) * row.size();
+        check(cudaMemcpy(row.data(), last, row.size(), cudaMemcpyDeviceToHost), "logits");
         return likeliest(type, row.data(), vocabulary_);
     }
 

@@ -7,8 +7,6 @@ values and the actions themselves, and GR00T's, a diffusion transformer that att
 Random weights. VLA_SIZE (small, full) and VLA_STEPS choose as in policy.py; the image features are an input.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ and an action expert whose norms follow the denoising time.
 Random weights. VLA_SIZE, VLA_STEPS, VLA_UNROLL and VLA_DTYPE choose as in policy.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -8,8 +8,6 @@ The environment variables VLA_SIZE (small, narrow, full), VLA_STEPS (denoising s
 graph) and VLA_DTYPE (float32, bfloat16) choose. pi05.py is pi0.5, whose expert takes the time otherwise.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Sequence

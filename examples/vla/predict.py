@@ -7,8 +7,6 @@ weights (docs/figures/roofline.md). They cover the planned products with weights
 attention itself, all else, and launches.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator, Mapping
@@ -19,9 +17,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from trt_nvfp4.builder.components.build import REPORT
 from trt_nvfp4.builder.components.manifest import Manifest
-from trt_nvfp4.builder.roofline import LIMITS, subgraph_cost
+from trt_nvfp4.builder.pipeline.parts_build import REPORT
+from trt_nvfp4.builder.roofline.predict import LIMITS, subgraph_cost
 
 BUDGET_MS = (50, 100)
 #: What the columns are, and the decision that each part's products are predicted for.

@@ -1,1 +1,1 @@
-"""Decoders that come as ONNX, made into the one form that engines generate with."""
+"""KV-cache conversion: decoders that come as ONNX get the caches that engines generate with."""

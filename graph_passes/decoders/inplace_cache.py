@@ -1,4 +1,4 @@
-"""A decoder that gives out longer caches than it takes in gets caches of fixed capacity that are updated in place.
+"""KV-cache conversion: caches that grow with every step become caches of fixed capacity that are updated in place.
 
 Past and new keys that are joined, or an attention operator of ONNX Runtime, become TensorScatter and Attention with a
 mask computed from positions. The result takes `input_ids [batch, new]`, `past_length [batch]`, `new_length [batch]`
@@ -6,19 +6,19 @@ and the caches `past_key_values.{layer}.key|value [batch, kv_heads, capacity, he
 [batch, 1, vocab]` of each sequence's last valid token and `present.{layer}.key|value`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
 from onnx_ir.passes import common as passes
 
 from trt_nvfp4.graph_passes.decoders.norms import lower_norms
-from trt_nvfp4.graph_passes.decoders.positions import computed_positions
+from trt_nvfp4.graph_passes.decoders.positions import computed_positions, telling_lengths
 from trt_nvfp4.graph_passes.decoders.rotary import lower_rotary
 from trt_nvfp4.graph_passes.ir.nodes import constant_integers, is_op, operand
+from trt_nvfp4.graph_passes.ir.opsets import changed_before
 from trt_nvfp4.graph_passes.patterns.attention.concatenated import match_concatenated
 from trt_nvfp4.graph_passes.patterns.attention.group_query import match_group_query
 from trt_nvfp4.graph_passes.patterns.attention.mask import window_of
@@ -27,8 +27,6 @@ from trt_nvfp4.graph_passes.patterns.attention.types import CachedAttention, Dec
 
 Attributes = Mapping[str, int | float | str | list[int]]
 OPSET, IR_VERSION = 24, 11
-# Operators whose meaning changed on the way to that opset.
-_CHANGED = ("GroupNormalization", "DFT")
 # Operators between a model's last product and its logits that treat every token alike.
 _PER_TOKEN = ("Cast", "Identity", "Add", "Mul", "Div", "Tanh")
 
@@ -42,6 +40,9 @@ class InPlaceCaches:
     value_head_dim: list[int]
     dtype: ir.DataType
     vocab_size: int
+    #: The original's caches, (input, output) of each layer's keys and values, and the lengths to compare both at.
+    original: list[tuple[str, str]]
+    lengths: list[int]
     #: The shortest window of any layer; None where all look back on everything.
     window: int | None
 
@@ -60,15 +61,17 @@ def convert(model: ir.Model, capacity: int) -> InPlaceCaches:
     used = {value for layer in layers for value in layer.past}
     if unknown := [value.name for value in graph.inputs if _is_cache(value) and value not in used]:
         raise DecoderError(f"what cache '{unknown[0]}' is for was not found")
-    if changed := [node for node in graph if is_op(node, *_CHANGED)]:
-        raise DecoderError(f"node '{changed[0].name}' ({changed[0].op_type}) means another thing in opset {OPSET}")
+    if (changed := next(changed_before(model, OPSET), None)) is not None:
+        raise DecoderError(f"node '{changed.name}' ({changed.op_type}) means another thing in opset {OPSET}")
     shapes = [_cache_shape(layer, index) for layer in layers for index in (0, 1)]
     by_name = {str(layer.past[i].name): shapes[2 * n + i] for n, layer in enumerate(layers) for i in (0, 1)}
+    original = [(str(layer.past[i].name), str(layer.present[i].name)) for layer in layers for i in (0, 1)]
+    lengths = telling_lengths(graph, capacity)
     windows = [
-        layer.window if layer.mask is None else window_of(model, layer.mask, capacity, by_name, str(layer.node.name))
+        layer.window if layer.mask is None else window_of(model, layer.mask, lengths, by_name, str(layer.node.name))
         for layer in layers
     ]
-    positions = computed_positions(model, by_name)
+    positions = computed_positions(model, by_name, lengths)
     rewriter = _Rewriter(model, capacity)
     for number, (layer, window) in enumerate(zip(layers, windows, strict=True)):
         rewriter.replace(number, layer, shapes[2 * number : 2 * number + 2], window)
@@ -97,6 +100,8 @@ def convert(model: ir.Model, capacity: int) -> InPlaceCaches:
         value_head_dim=[dim for _, dim in shapes[1::2]],
         dtype=dtype,
         vocab_size=vocab,
+        original=original,
+        lengths=lengths,
         window=min(finite, default=None),
     )
 
@@ -211,7 +216,7 @@ class _Rewriter:
         layer.result.replace_all_uses_with(result)
         for old, new_value in zip(layer.present, presents, strict=True):
             if not old.is_graph_output():
-                raise DecoderError(f"the cache of node '{layer.node.name}' is no output of the model")
+                raise DecoderError(f"the cache of node '{layer.node.name}' is not an output of the model")
             self._graph.outputs[list(self._graph.outputs).index(old)] = new_value
             # What was computed of the old one, shapes among it, goes with it.
             old.name = f"decoder/old/{old.name}"
@@ -243,7 +248,7 @@ class _Rewriter:
         return positions
 
     def remove_inputs(self) -> None:
-        """Leave the contract's inputs alone. Raises DecoderError where another one, or the length of a cache, is
+        """Removes all inputs but the contract's. Raises DecoderError where another one, or the length of a cache, is
         still used: positions that are computed from it are the same for all sequences."""
         caches = {
             value.name: value for value in self._graph.inputs if (value.name or "").startswith("past_key_values.")
@@ -275,10 +280,10 @@ class _Rewriter:
     def _last(self, logits: ir.Value) -> ir.Value:
         """Logits of each sequence's last valid token: rows are chosen in front of the last product."""
         value = logits
-        while is_op(node := value.producer(), *_PER_TOKEN):
-            value = operand(node, next((i for i, v in enumerate(node.inputs) if v is not None and not _constant(v)), 0))
+        while is_op(node := value.producer(), *_PER_TOKEN) and (of_tokens := _only_of_tokens(node)) is not None:
+            value = of_tokens
         product = value.producer()
-        rows = operand(product, 0) if is_op(product, "MatMul") else None
+        rows = operand(product, 0) if is_op(product, "MatMul") and _constant(operand(product, 1)) else None
         index = ir.node("Unsqueeze", [_sub := ir.val("decoder/last"), self._ints([1])], name="decoder/last/Unsqueeze")
         one = ir.node("Sub", [self._new_length, self._ints([1])], outputs=[_sub], name="decoder/last/Sub")
         source = logits if rows is None else rows
@@ -347,6 +352,18 @@ class _Rewriter:
             value.shape, value.dtype = ir.Shape(array.shape), ir.DataType.INT64
             self._graph.register_initializer(value)
         return self._graph.initializers[name]
+
+
+def _only_of_tokens(node: ir.Node) -> ir.Value | None:
+    """The operand of an elementwise node that has the tokens, where its others are constants for all tokens alike."""
+    inputs = [value for value in node.inputs if value is not None]
+    variable = [value for value in inputs if not _constant(value)]
+    alike = all(
+        tensor.shape.numpy()[:-1].count(1) == max(0, len(tensor.shape) - 1)
+        for tensor in map(get_const_tensor, inputs)
+        if tensor is not None
+    )
+    return variable[0] if len(variable) == 1 and alike else None
 
 
 def _constant(value: ir.Value) -> bool:

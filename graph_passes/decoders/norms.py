@@ -1,7 +1,5 @@
 """Norms of ONNX Runtime that TensorRT has not, by those of ONNX."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.ir.nodes import operand

@@ -1,7 +1,5 @@
 """Rotary embeddings as operators in front of an attention, in the layout that attention over caches has."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.ir.nodes import (

@@ -1,7 +1,5 @@
 """Weights that are computed whenever they are read: dequantized, or put together of several tensors of a checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -15,7 +13,7 @@ _STACK = 3
 
 
 class ComputedTensor(StreamedTensor):
-    """A constant that `read` computes; none of its values is kept. `part` computes `read()[index]` alone."""
+    """A constant that `read` computes; none of its values is kept. `part` computes only `read()[index]`."""
 
     def __init__(
         self,
@@ -36,15 +34,15 @@ class ComputedTensor(StreamedTensor):
         """The values at `index` of the first axis."""
         return _as_numpy(self._at(index), self.dtype)
 
-    def reshaped(self, shape: Sequence[int]) -> ComputedTensor:
+    def reshaped(self, shape: Sequence[int]) -> "ComputedTensor":
         """The same values in another shape."""
         part = None
         if self._part is not None and len(shape) > 1 and shape[0] == self.shape.numpy()[0]:
             part = lambda index: self._at(index).reshape(tuple(shape[1:]))  # noqa: E731
         return ComputedTensor(self.name or "", self.dtype, shape, lambda: self._read().reshape(tuple(shape)), part)
 
-    def picked(self, name: str, begin: int, end: int, kept: bool) -> ComputedTensor:
-        """Of the first axis `begin` to `end`, or, where it is not `kept`, the values at `begin`."""
+    def picked(self, name: str, begin: int, end: int, kept: bool) -> "ComputedTensor":
+        """`begin` to `end` of the first axis, or, where the axis is not `kept`, the values at `begin`."""
         rest = self.shape.numpy()[1:]
         if not kept:
             return ComputedTensor(name, self.dtype, rest, lambda: self._at(begin))

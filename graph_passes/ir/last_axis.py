@@ -1,7 +1,5 @@
 """Whether a Reshape and its kin keep the last axis."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.ir.nodes import constant_integers, is_op, operand, rank

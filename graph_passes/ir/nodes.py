@@ -1,7 +1,5 @@
 """Typed access to ONNX nodes."""
 
-from __future__ import annotations
-
 from typing import TypeGuard
 
 import numpy as np
@@ -66,6 +64,20 @@ def flatten(graph: ir.Graph, node: ir.Node, features: int) -> ir.Node:
     register(graph, shape)
     node.outputs[0].name = f"{node.name}/output"
     return ir.node("Reshape", [node.outputs[0], shape], name=f"{node.name}/flatten")
+
+
+def with_width(graph: ir.Graph, value: ir.Value, width: int, name: str) -> list[ir.Node]:
+    """A Reshape called `name` that states the last dimension of `value`, if its shape does not: TensorRT would take the
+    largest number that the other dimensions' ranges seem to allow."""
+    if value.shape is None or len(value.shape) < 2 or isinstance(value.shape[-1], int):
+        return []
+    shape = ir.tensor([*[0] * (len(value.shape) - 1), width], ir.DataType.INT64, f"{name}/shape")
+    operand = ir.val(shape.name, const_value=shape)
+    register(graph, operand)
+    node = ir.node("Reshape", [value, operand], name=name)
+    node.outputs[0].name, node.outputs[0].type = f"{name}/output", value.type
+    node.outputs[0].shape = ir.Shape([*value.shape[:-1], width])
+    return [node]
 
 
 def insert_behind(graph: ir.Graph, value: ir.Value, nodes: list[ir.Node]) -> None:

@@ -1,6 +1,4 @@
-"""Passes with names, and who is told of the graph after each."""
-
-from __future__ import annotations
+"""Passes with names, and observers of the graph after each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

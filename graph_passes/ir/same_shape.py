@@ -1,6 +1,4 @@
-"""Whether the values of an elementwise region have one shape: what broadcasts is no function of each element."""
-
-from __future__ import annotations
+"""Whether the values of an elementwise region have one shape: broadcasting ones do not act on each element."""
 
 from collections.abc import Hashable, Iterable
 
@@ -12,7 +10,7 @@ from trt_nvfp4.graph_passes.ir.nodes import constant_integers, is_op, operand, r
 
 
 def have_one_shape(nodes: Iterable[ir.Node], leaves: Iterable[ir.Value]) -> bool:
-    """What `nodes`, in order, compute from `leaves` of one shape keeps it wherever two values meet.
+    """Whether all values that `nodes`, in order, compute from `leaves` of one shape have that shape where two meet.
 
     Constants have one element each; such a one may still add dimensions. Reshapes keep the last axis.
     """
@@ -22,7 +20,7 @@ def have_one_shape(nodes: Iterable[ir.Node], leaves: Iterable[ir.Value]) -> bool
     for node in nodes:
         parts = [value for value in node.inputs if value in shapes]
         if not parts:
-            continue  # of constants alone
+            continue  # of constants only
         shape, output = shapes[parts[0]], node.outputs[0]
         if is_op(node, *RESHAPES):
             shape = "matrix" if rank(output) == 2 else (shape, _numbers(node))
@@ -35,7 +33,7 @@ def have_one_shape(nodes: Iterable[ir.Node], leaves: Iterable[ir.Value]) -> bool
 
 
 def _numbers(reshape: ir.Node) -> Hashable:
-    """What decides how it reshapes, beside its input."""
+    """The constant operands and attributes of a reshaping node."""
     operands = [operand(reshape, index) for index in range(1, len(reshape.inputs))]
     numbers = [constant_integers(value) for value in operands]
     known = (value if found is None else tuple(found) for value, found in zip(operands, numbers, strict=True))

@@ -1,7 +1,5 @@
 """Writes a model and its external data: all or nothing, one tensor in memory at a time."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +16,7 @@ _INLINE_BYTES = 4096
 
 
 def write(model: ir.Model, path: Path, progress: Progress | None = None) -> None:
-    """Writes `path` and `<path>.data`; both appear when both are complete, or in between the data alone.
+    """Writes `path` and `<path>.data`; both appear when both are complete, or in between only the data.
 
     Raises:
         OSError: the destination cannot be written, or the disk is full; it names the destination.
@@ -47,13 +45,19 @@ def write(model: ir.Model, path: Path, progress: Progress | None = None) -> None
             temporary = folder / path.name
             data = temporary.with_name(f"{path.name}.data")
             ir.save(model, temporary, external_data=data.name, size_threshold_bytes=_INLINE_BYTES, callback=begin)
-            # The data first, and no earlier model beside it: with another's weights it would pass for whole.
-            if data.exists():
-                path.unlink(missing_ok=True)
-                os.replace(data, path.with_name(data.name))
-            os.replace(temporary, path)
+            move(temporary, path)
     except OSError as error:
         # Writes name no file, or one in the folder that is gone by now.
         if error.filename is None or str(folder) in str(error.filename):
             error.filename = str(path)
         raise
+
+
+def move(made: Path, path: Path) -> None:
+    """Moves a model that `write` made to `path`, of the same name, and its external data. Raises OSError."""
+    data = made.with_name(f"{made.name}.data")
+    # The data first, and no earlier model beside it: with another's weights it would pass for whole.
+    if data.exists():
+        path.unlink(missing_ok=True)
+        os.replace(data, path.with_name(data.name))
+    os.replace(made, path)

@@ -1,7 +1,5 @@
 """Tensors that are computed while they are written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 

@@ -1,7 +1,5 @@
 """Values of tensors, also of those on disk."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 
@@ -21,7 +19,7 @@ def read_tensor(tensor: ir.TensorProtocol) -> np.ndarray:
 
 
 def read_part(tensor: ir.TensorProtocol, index: int) -> np.ndarray:
-    """`read_tensor(tensor)[index]`; of a tensor that is computed, that part alone."""
+    """`read_tensor(tensor)[index]`; only that part is computed of a computed tensor."""
     return tensor.part(index) if isinstance(tensor, ComputedTensor) else read_tensor(tensor)[index]
 
 

@@ -1,7 +1,5 @@
 """The type that a network computes in outside of its quantized subgraphs, and what stays float32 in it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

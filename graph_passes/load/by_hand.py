@@ -3,8 +3,6 @@
 Their ONNX functions are those of the ops, whatever the model brings under these names.
 """
 
-from __future__ import annotations
-
 import onnx
 import onnx_ir as ir
 

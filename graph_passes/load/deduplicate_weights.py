@@ -1,7 +1,5 @@
 """Weights of equal values become one: torch's dynamo exporter transposes a weight anew for every call of its module."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Einsums of a tensor with a constant matrix become MatMuls, as the patterns know them; names and values stay."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 

@@ -1,11 +1,9 @@
 """Tells a model that is not valid ONNX from a defect of this program.
 
-The checks at the door (`source.checked`) name the usual faults in this program's own words. ONNX's full checker is no
-part of them: it refuses models that run everywhere, for a missing type of an output, for example. It is asked where a
+The checks at the door (`source.checked`) name the usual faults in this program's own words. ONNX's full checker is
+not used before: it rejects models that run everywhere, for a missing type of an output, for example. It runs where a
 pass has failed in a way that nobody foresaw.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +44,7 @@ def naming(model: Path, graph: Path) -> Iterator[None]:
 
 
 def _fault(path: Path) -> str | None:
-    """What is wrong with the model, None where nothing is, or that cannot be told."""
+    """The model's fault; None where it has none that is known."""
     try:
         checked(path)
         with_onnx(lambda: onnx.checker.check_model(str(path), full_check=True), path.stat().st_size)

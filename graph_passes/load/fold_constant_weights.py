@@ -1,7 +1,5 @@
 """Weights that a model makes of constants when it runs become constants, which the patterns know."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

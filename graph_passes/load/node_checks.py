@@ -1,11 +1,10 @@
-"""Checks nodes against ONNX's own definitions of their operators: what lacks an input, a type or an attribute fails
-deep in a library otherwise, each time with another error.
+"""Checks nodes against ONNX's own definitions of their operators: a missing input, type or attribute
+otherwise fails deep in a library, each time with another error.
 
-Attributes that a definition does not know are left alone: TensorRT and ONNX Runtime decide on these.
+Attributes that a definition does not know are not checked: TensorRT and ONNX Runtime decide on these.
 """
 
-from __future__ import annotations
-
+import re
 from collections.abc import Iterable, Mapping
 
 import onnx
@@ -18,7 +17,7 @@ from trt_nvfp4.plugins.ops import OPS
 _Attribute = onnx.AttributeProto
 # Far beyond every operator set; ONNX's own look-up takes 32 bits.
 _NEWEST_VERSION = 1 << 20
-# Of a tensor, as far as libraries take them.
+# The most dimensions of a tensor that libraries take.
 _MOST_DIMENSIONS = 64
 # The field that holds an attribute's value, by its type.
 _FIELDS = {
@@ -69,12 +68,14 @@ def _check(nodes: Iterable[onnx.NodeProto], versions: Mapping[str, int], in_func
             _check_arity(node, schema)
             _check_attributes(node, schema)
             check_counts(node)
+            if node.op_type == "Einsum" and not domain:
+                _check_einsum(node)
         for body in bodies(node):
             _check(body.node, versions, in_function)
 
 
 def _check_plugin(node: onnx.NodeProto) -> None:
-    """Of an op of ours, which models of other versions may have otherwise."""
+    """Checks an op of ours, which models of other versions may have otherwise."""
     try:
         if node.op_type not in OPS:
             raise ValueError(
@@ -94,7 +95,7 @@ def _check_plugin(node: onnx.NodeProto) -> None:
 
 
 def _check_value(node: onnx.NodeProto, attribute: onnx.AttributeProto) -> None:
-    """Of an attribute by itself: a type, and the value of that type."""
+    """Checks an attribute by itself: a type, and the value of that type."""
     field = _FIELDS.get(attribute.type)
     repeated = attribute.type in (
         *(_Attribute.FLOATS, _Attribute.INTS, _Attribute.STRINGS, _Attribute.TENSORS, _Attribute.GRAPHS),
@@ -133,7 +134,7 @@ def _check_attributes(node: onnx.NodeProto, schema: OpSchema) -> None:
         if len(found) != 1:
             raise ValueError(f"{_named(node)}: has {len(found)} attributes, expected one, its value")
         if not found.keys() <= schema.attributes.keys():
-            raise ValueError(f"{_named(node)}: attribute {next(iter(found))!r} is no value of a constant")
+            raise ValueError(f"{_named(node)}: attribute {next(iter(found))!r} is not a value of a constant")
     for name, expected in schema.attributes.items():
         attribute = found.get(name)
         if attribute is None:
@@ -147,8 +148,10 @@ def _check_attributes(node: onnx.NodeProto, schema: OpSchema) -> None:
 
 
 def check_counts(node: onnx.NodeProto) -> None:
-    """What ONNX's shape inference takes on trust, and ends the process over (measured with onnx 1.23). Raises
-    ValueError."""
+    """Checks what ONNX's shape inference does not, and ends the process over (measured with onnx 1.23).
+
+    Raises ValueError.
+    """
     if node.domain not in ("", "ai.onnx"):
         return
     # What a function's caller gives has no value before the function is inlined.
@@ -159,6 +162,19 @@ def check_counts(node: onnx.NodeProto) -> None:
         raise ValueError(f"{_named(node)}: num_outputs is {parts}, but it has {len(node.output)}")
     if node.op_type == "GatherND" and not 0 <= (batches := counts.get("batch_dims", 0)) <= _MOST_DIMENSIONS:
         raise ValueError(f"{_named(node)}: batch_dims is {batches}, expected 0 to {_MOST_DIMENSIONS}")
+
+
+def _check_einsum(node: onnx.NodeProto) -> None:
+    """Whether its equation has a term of letters for each operand, and a result of letters in them."""
+    equation = next((each.s.decode() for each in node.attribute if each.name == "equation"), "").replace(" ", "")
+    terms, arrow, result = equation.partition("->")
+    letters = set(terms.replace("...", "")) - {","}
+    wrong = any(not re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", term) for term in (*terms.split(","), result))
+    if wrong or len(terms.split(",")) != len(node.input) or (arrow and not set(result.replace("...", "")) <= letters):
+        raise ValueError(
+            f"{_named(node)}: its equation '{equation}' does not fit its {len(node.input)} inputs; expected a term of "
+            "letters for each, such as bk,kn->bn"
+        )
 
 
 def _named(node: onnx.NodeProto) -> str:

@@ -1,7 +1,5 @@
 """Brings a model into the form that the passes expect: a recent opset, shapes inferred, functions inlined."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,7 +13,9 @@ from trt_nvfp4.common.local_functions import add_op_functions, inlined
 from trt_nvfp4.common.nested_graphs import bodies, nested
 from trt_nvfp4.common.onnx_process import changed_by_onnx
 from trt_nvfp4.graph_passes.load.by_hand import drop_functions
+from trt_nvfp4.graph_passes.load.conditions import fold_conditions, type_branches
 from trt_nvfp4.graph_passes.load.node_checks import check_counts
+from trt_nvfp4.graph_passes.load.shape_folding import simplify_shapes
 from trt_nvfp4.graph_passes.load.skip_norms import split_skip_norms
 
 # The first opset with FP8 types, which the rewritten model may hold.
@@ -65,7 +65,16 @@ def _converted(proto: onnx.ModelProto) -> onnx.ModelProto:
     split_skip_norms(proto.graph)
     add_op_functions(proto)
     # Through a Reshape to another tensor's Shape, too: the converter puts one behind Softmax of opset 12 and older.
-    return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    if any(node.op_type == "If" for node in proto.graph.node):
+        model = ir.from_proto(proto)
+        simplify_shapes(model.graph)
+        if fold_conditions(model.graph):  # shapes behind it were those of both branches
+            proto = ir.to_proto(model)
+            del proto.graph.value_info[:]
+            proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        type_branches(proto)
+    return proto
 
 
 def without_weights(model: ir.Model) -> onnx.ModelProto:

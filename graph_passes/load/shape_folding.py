@@ -4,8 +4,6 @@ TorchScript computes the sizes of Slices and Reshapes at run time, from the Shap
 Where such a size is known it becomes a constant; where it equals a dimension of an earlier tensor it is read there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,7 +27,7 @@ _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "Div": lambda a, b: a // b if (a < 0) == (b < 0) else -(-a // b),
 }
 _NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
-# Longer integer tensors are no shapes.
+# Longer integer tensors are not shapes.
 _MAX_INTEGERS = 16
 
 
@@ -124,7 +122,7 @@ class _Flow:
         return tuple(dim if isinstance(dim, int) else Dim(value, axis) for axis, dim in enumerate(shape))
 
     def integers(self, value: ir.Value | None) -> Integers | None:
-        """The elements of `value`, or None where it is no small integer tensor that can be followed."""
+        """The elements of `value`; None unless it is a small integer tensor that can be followed."""
         if value is None:
             return None
         if value not in self._integers:

@@ -1,13 +1,11 @@
 """SkipLayerNormalization of ONNX Runtime, as onnxruntime-genai exports LayerNorms, by operators of ONNX."""
 
-from __future__ import annotations
-
 import onnx
 from onnx import helper
 
 from trt_nvfp4.common.nested_graphs import nested
 
-#: Of https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.SkipLayerNormalization
+#: The default of https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.SkipLayerNormalization
 _EPSILON = 1e-12
 
 

@@ -1,7 +1,5 @@
 """Reads an ONNX model without its weights: structure in memory, tensors on demand, external data memory-mapped."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +13,14 @@ from onnx_ir.passes import common as passes
 
 from trt_nvfp4.common.external_data import external_files, follow_links
 from trt_nvfp4.common.nested_graphs import bodies
+from trt_nvfp4.common.onnx_files import OnnxFile
 from trt_nvfp4.errors import TrtNvfp4Error
 from trt_nvfp4.graph_passes.ir.nodes import drops, is_op, operand
 from trt_nvfp4.graph_passes.ir.passes import Observer, Pass, on_graph, run_passes
 from trt_nvfp4.graph_passes.ir.tensors import read_tensor
 from trt_nvfp4.graph_passes.load.activation_types import Activations
 from trt_nvfp4.graph_passes.load.by_hand import check_plugin_nodes, complete_plugin_nodes
+from trt_nvfp4.graph_passes.load.conditions import check_branches
 from trt_nvfp4.graph_passes.load.deduplicate_weights import unite_copies
 from trt_nvfp4.graph_passes.load.einsum_to_matmul import multiply_matrices
 from trt_nvfp4.graph_passes.load.fold_constant_weights import fold_weights
@@ -49,6 +49,11 @@ _FUSED_BY_ONNXRUNTIME = frozenset(
         *("NhwcConv", "NhwcFusedConv", "NhwcMaxPool"),
     }
 )
+# What begins the names of its operators, in com.microsoft, that multiply or look up quantized weights.
+_QUANTIZED_BY_ONNXRUNTIME = (
+    *("ConvInteger", "DynamicQuantize", "GatherBlockQuantized", "MatMulBnb4", "MatMulFpQ4", "MatMulInteger"),
+    *("MatMulNBits", "QAttention", "QEmbed", "QGemm", "QLinear", "QMoE", "QOrdered"),
+)
 
 
 class ModelError(TrtNvfp4Error, ValueError):
@@ -65,9 +70,14 @@ class SourceModel:
     how a float32 model was converted to 16 bits, if it was (see `mixed_precision`).
     """
 
-    path: Path
+    file: OnnxFile
     ir_model: ir.Model
     activations: Activations = field(default_factory=Activations)
+
+    @property
+    def path(self) -> Path:
+        """Where the model's file lies."""
+        return self.file.path
 
     @property
     def graph(self) -> ir.Graph:
@@ -83,7 +93,7 @@ class SourceModel:
         """The values of a constant by name (a private memory map where external; bfloat16 and FP8 as ml_dtypes).
 
         Raises:
-            ModelError: there is no such constant.
+            ModelError: the constant is missing.
         """
         value = self.graph.initializers.get(name)
         if value is None:
@@ -95,16 +105,18 @@ class SourceModel:
 
 
 def load(
-    path: str | Path, observer: Observer | None = None, weights: Mapping[str, ir.TensorProtocol] | None = None
+    model: str | Path | OnnxFile,
+    observer: Observer | None = None,
+    weights: Mapping[str, ir.TensorProtocol] | None = None,
 ) -> SourceModel:
-    """Loads and checks the model at `path`; `observer` is told of the graph after each pass. `weights`: by name, those
+    """Loads and checks a model; `observer` sees the graph after each pass. `weights`: by name, those
     that are read in place of what its external data holds.
 
     Raises:
         ModelError: see `checked`; an unknown operator, or what ONNX cannot process.
     """
-    path = Path(path)
-    proto = checked(path)
+    file = OnnxFile.of(model)
+    path, proto = file.path, checked(model)
     folder = follow_links(proto, path.parent)
     try:
         densify(proto)
@@ -116,24 +128,25 @@ def load(
     used |= {output.name for output in proto.graph.output}
     stored = {tensor.name for tensor in proto.graph.initializer}
     try:
-        model = ir.from_proto(normalize(proto))
+        ir_model = ir.from_proto(normalize(proto))
     except Exception as error:  # ONNX raises whatever its converter, shape inference or deserializer met
         raise ModelError(f"{path}: ONNX cannot process the model: {error}") from error
-    ir.external_data.set_base_dir(model.graph, folder)
+    ir.external_data.set_base_dir(ir_model.graph, folder)
     for name, tensor in (weights or {}).items():
-        if name in model.graph.initializers:
-            _put(path, model.graph.initializers[name], tensor)
+        if name in ir_model.graph.initializers:
+            _put(path, ir_model.graph.initializers[name], tensor)
         elif name not in stored or name in used:
             raise ModelError(f"{path}: there is no weight '{name}', whose values lie elsewhere")
-    passes.RemoveInitializersFromInputsPass()(model)
+    passes.RemoveInitializersFromInputsPass()(ir_model)
     try:
-        complete_plugin_nodes(model.graph)
+        complete_plugin_nodes(ir_model.graph)
+        check_branches(ir_model.graph)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
     if observer is not None:
-        observer("normalize", model)
-    run_passes(model, PASSES, observer)
-    return SourceModel(path, model)
+        observer("normalize", ir_model)
+    run_passes(ir_model, PASSES, observer)
+    return SourceModel(file, ir_model)
 
 
 def _put(path: Path, value: ir.Value, tensor: ir.TensorProtocol) -> None:
@@ -147,14 +160,17 @@ def _put(path: Path, value: ir.Value, tensor: ir.TensorProtocol) -> None:
     value.const_value = tensor
 
 
-def checked(path: Path) -> onnx.ModelProto:
-    """The ONNX file at `path`, after the checks that every model passes before anything else looks at it.
+def checked(model: str | Path | OnnxFile) -> onnx.ModelProto:
+    """The contents of an ONNX file, the caller's own to change, after the checks that every model must pass before
+    anything else reads it.
 
     Raises:
         ModelError: not ONNX, truncated, a tensor, value or node that is not what its type needs, external data missing,
             too short or outside of its folder, names defined twice or nodes out of order.
     """
-    proto = _parse(path)
+    path = OnnxFile.of(model).path
+    proto = model.copied() if isinstance(model, OnnxFile) else _parse(path)
+    _check_header(path, proto)
     try:
         check_tensors(proto)
         check_values(proto)
@@ -205,24 +221,27 @@ PASSES = (
 
 def _parse(path: Path) -> onnx.ModelProto:
     try:
-        proto = onnx.load(path, load_external_data=False)
+        return onnx.load(path, load_external_data=False)
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
     except Exception as error:  # protobuf's DecodeError, or a UnicodeDecodeError of the text formats
         raise ModelError(f"{path}: not an ONNX file, or a truncated one ({error})") from error
+
+
+def _check_header(path: Path, proto: onnx.ModelProto) -> None:
     if not proto.graph.node or not proto.opset_import:
         raise ModelError(f"{path}: not an ONNX model: it has no {'nodes' if proto.opset_import else 'opset import'}")
     if all(opset.domain not in ("", "ai.onnx") for opset in proto.opset_import):
         raise ModelError(f"{path}: its opset imports lack that of the default domain")
-    return proto
 
 
 def _check_operators(path: Path, proto: onnx.ModelProto) -> None:
     functions = {(f.domain, f.name) for f in proto.functions}
     opsets = {opset.domain: opset.version for opset in proto.opset_import}
     fused: dict[str, str] = {}
+    quantized: dict[str, str] = {}
     for node in all_nodes(proto.graph.node):
         if node.domain == DOMAIN or (node.domain, node.op_type) in functions:
             continue
@@ -240,12 +259,18 @@ def _check_operators(path: Path, proto: onnx.ModelProto) -> None:
         is_fused = node.domain == "com.microsoft" and node.op_type in _FUSED_BY_ONNXRUNTIME
         if is_fused and not is_gelu_of_onnxruntime(node) and not is_skip_norm(node):
             fused.setdefault(node.op_type, node.name)
-    if fused:
-        listed = ", ".join(f"{op_type} (node '{name}')" for op_type, name in fused.items())
-        raise ModelError(
-            f"{path}: it has operators of ONNX Runtime's that TensorRT does not have: {listed}; give the model as it "
-            "was exported, before ONNX Runtime optimized it, or its Hugging Face directory"
-        )
+        if node.domain == "com.microsoft" and node.op_type.startswith(_QUANTIZED_BY_ONNXRUNTIME):
+            quantized.setdefault(node.op_type, node.name)
+    for found, instead in (
+        (fused, "as it was exported, before ONNX Runtime optimized it, or its Hugging Face directory"),
+        (quantized, "in float, or with QuantizeLinear and DequantizeLinear nodes, or its Hugging Face directory"),
+    ):
+        if found:
+            listed = ", ".join(f"{op_type} (node '{name}')" for op_type, name in found.items())
+            raise ModelError(
+                f"{path}: it has operators of ONNX Runtime's that TensorRT does not have: {listed}; give the model "
+                f"{instead}"
+            )
 
 
 def _check_names(graph: onnx.GraphProto, outer: set[str]) -> None:

@@ -1,7 +1,5 @@
 """Sparse initializers and Constants become dense ones, which are all that the passes and TensorRT know."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -10,7 +8,7 @@ from onnx import numpy_helper
 
 from trt_nvfp4.common.nested_graphs import nested
 
-# Of a dense tensor; a few bytes of a sparse one may stand for any size.
+# Bytes of a dense tensor; a few bytes of a sparse one may stand for any size.
 _LARGEST = 2 << 30
 
 

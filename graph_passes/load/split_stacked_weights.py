@@ -1,8 +1,6 @@
-"""What constant numbers pick from a stored tensor becomes a weight of its own: matrices of a stack [experts, ...], as
+"""Makes a weight of each part that constant indices pick from a stored tensor: matrices of a stack [experts, ...], as
 TorchScript has them (a loop over all experts of a stack, of which torch's other exporter leaves Gathers, is then one
 over modules), and rows of a matrix or vector, as torch.nn.MultiheadAttention has those of its three projections."""
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from trt_nvfp4.graph_passes.load.squeeze_weights import reshaped
 
 @dataclass(frozen=True)
 class Part:
-    """Of the first axis: `begin` to `end`, or, where they are not `kept` as an axis, the one at `begin`."""
+    """`begin` to `end` of the first axis or, where the axis is not `kept`, the entry at `begin`."""
 
     begin: int
     end: int
@@ -59,7 +57,7 @@ def _stacks(graph: ir.Graph) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
 
 
 def _picked(node: ir.Node, index: int, shape: Sequence[int]) -> list[Part] | None:
-    """What each output of `node` takes of its input `index`, a constant of `shape`."""
+    """The part of its input `index`, a constant of `shape`, that each output of `node` takes; None where unknown."""
     if index != 0 or any(output.is_graph_output() for output in node.outputs):
         return None
     if is_op(node, "Gather"):

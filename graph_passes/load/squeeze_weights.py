@@ -1,7 +1,5 @@
 """Weights [1, K, N] become [K, N], as the patterns and TensorRT's Q/DQ know them; the product is the same."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.ir.computed_tensor import ComputedTensor
@@ -9,7 +7,7 @@ from trt_nvfp4.graph_passes.ir.nodes import FLOATS, is_op, operand, rank
 
 
 def squeeze_weights(graph: ir.Graph) -> None:
-    """Takes the leading ones off every weight that MatMuls alone read, of inputs with as many dimensions or more."""
+    """Takes the leading ones off every weight that only MatMuls read, of inputs with as many dimensions or more."""
     for weight in graph.initializers.values():
         tensor = weight.const_value
         if tensor is None or tensor.dtype not in FLOATS or weight.is_graph_output():

@@ -3,8 +3,6 @@
 ONNX's readers take a tensor without values for zeros, and its shape inference ends the process at negative dimensions.
 """
 
-from __future__ import annotations
-
 import math
 
 import onnx

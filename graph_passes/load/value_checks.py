@@ -1,7 +1,5 @@
 """Checks the types that a model's inputs, outputs and intermediate values are declared with."""
 
-from __future__ import annotations
-
 import onnx
 
 from trt_nvfp4.common.nested_graphs import nested
@@ -28,6 +26,6 @@ def check_values(proto: onnx.ModelProto) -> None:
 
 
 def _element_type(value: onnx.ValueInfoProto) -> int | None:
-    """Of a tensor, or of what has no type at all; None for sequences, maps and optional values."""
+    """The element type of a tensor, or of a value without a type; None for sequences, maps and optional values."""
     kind = value.type.WhichOneof("value")
     return value.type.tensor_type.elem_type if kind in ("tensor_type", None) else None

@@ -1,7 +1,5 @@
 """Lowers attention over a cache to one CachedAttention node, which appends to the caches in place."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,8 +11,7 @@ from trt_nvfp4.graph_passes.ir.nodes import insert_behind, is_op, operand, regis
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.patterns.attention.match import attributes, constants
 from trt_nvfp4.graph_passes.patterns.attention.projections import split_source
-from trt_nvfp4.graph_passes.subgraphs.attention import CacheAttention, Layout, Projection
-from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.subgraphs.attention import AttentionSubgraph, CacheAttention, Layout, Projection
 from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights, initializer, torch_dtype
 from trt_nvfp4.graph_passes.weights.published_caches import published_cache_scales
 from trt_nvfp4.plugins.ops import DOMAIN, OPS
@@ -23,7 +20,7 @@ from trt_nvfp4.plugins.ops.number_formats import e4m3_scale
 OP = "CachedAttention"
 
 
-def lower_attention(context: LoweringContext, subgraph: Subgraph, fp8_cache: bool) -> list[str]:
+def lower_attention(context: LoweringContext, subgraph: AttentionSubgraph, fp8_cache: bool) -> list[str]:
     """Replaces the nodes of `subgraph` by one node of its name; returns that name.
 
     With `fp8_cache`, scales by head, the checkpoint's or else from the statistics, make the caches E4M3 bytes; else
@@ -63,7 +60,7 @@ def lower_attention(context: LoweringContext, subgraph: Subgraph, fp8_cache: boo
     if block.result_layout != Layout.FLAT:
         y = _by_head(graph, name, block, y)
     for old, new in zip((block.result, *block.present), (y, *presents), strict=True):
-        new.name, old.name = old.name, f"{old.name}/native"
+        new.name, old.name = old.name, f"{old.name}/replaced"
         new.type, new.shape = old.type, old.shape
         old.replace_all_uses_with(new, replace_graph_outputs=True)
     if scales is not None:
@@ -82,8 +79,10 @@ def join_projections(graph: ir.Graph) -> None:
             node.replace_input_with(0, whole)
 
 
-def _cache_scales(statistics: Statistics | None, subgraph: Subgraph) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Of keys and values [kv_heads]: the checkpoint's, or those under which the largest magnitude of each head becomes
+def _cache_scales(
+    statistics: Statistics | None, subgraph: AttentionSubgraph
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Scales of keys and values [kv_heads]: the checkpoint's, or those that map the largest magnitude of each head to
     E4M3's largest number; None where neither is known."""
     if (published := published_cache_scales(subgraph)) is not None or statistics is None:
         return published

@@ -1,6 +1,4 @@
-"""What lowerings share while a plan is carried out."""
-
-from __future__ import annotations
+"""State that lowerings share while a plan is carried out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

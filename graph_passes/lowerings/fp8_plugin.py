@@ -1,7 +1,5 @@
 """Lowers the gated MLPs of a subgraph to one FP8 plugin node each; norms and residuals around them stay."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 
@@ -9,8 +7,10 @@ import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.ir.nodes import flatten, register
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
-from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
-from trt_nvfp4.graph_passes.subgraphs.types import Mlp, Subgraph
+from trt_nvfp4.graph_passes.lowerings.fp8_qdq import unsupported_fp8
+from trt_nvfp4.graph_passes.subgraphs.parts import Mlp
+from trt_nvfp4.graph_passes.subgraphs.products import GatedMlpSubgraph
+from trt_nvfp4.graph_passes.subgraphs.reasons import Reason
 from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights
 from trt_nvfp4.graph_passes.weights.fp8 import activation_scales, mlp_weights
 from trt_nvfp4.graph_passes.weights.mlp_inputs import mlp_inputs
@@ -20,19 +20,17 @@ from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
 OP = "FP8GatedMLP"
 
 
-def fp8_mlp_obstacle(subgraph: Subgraph) -> Reason | None:
-    """Why `FP8GatedMLP` cannot compute the subgraph."""
-    if subgraph.kind != "gated_mlp":
-        return Reason(ReasonCode.KIND_UNSUPPORTED, f"{OP} is for gated MLPs, this is a {subgraph.kind}")
-    return subgraph.mixed_types or subgraph.k_obstacle(OP)
+def unsupported_fp8_mlp(subgraph: GatedMlpSubgraph) -> Reason | None:
+    """The Reason why `FP8GatedMLP` cannot compute the subgraph, or None if it can."""
+    return unsupported_fp8(subgraph) or subgraph.mixed_types or subgraph.unaligned_k(OP)
 
 
-def lower_fp8_mlp(context: LoweringContext, subgraph: Subgraph) -> list[str]:
+def lower_fp8_mlp(context: LoweringContext, subgraph: GatedMlpSubgraph) -> list[str]:
     """Replaces each MLP by one node; returns their names: the subgraph's, numbered where there are several.
 
     Activations without known range are scaled at run time. Raises ModelError where a weight holds NaN or Inf.
     """
-    mlps = [block.mlp for block in subgraph.blocks]
+    mlps = subgraph.mlps
     names = [subgraph.name] if len(mlps) == 1 else [f"{subgraph.name}/{i}" for i in range(len(mlps))]
     # From the last to the first, so that no MLP is replaced before those that read its output.
     for name, mlp in reversed(list(zip(names, mlps, strict=True))):

@@ -1,11 +1,9 @@
 """Lowers the linears of a subgraph to FP8: standard Q/DQ nodes, which TensorRT fuses with the GEMM.
 
-Of a packed product, such as that of queries, keys and values, TensorRT moves the slices that take it apart into the
+TensorRT moves the slices that take a packed product apart, such as that of queries, keys and values, into the
 weight. It then dequantizes the weight on every run, as the scales are sliced too, and multiplies in 16 bits. There the
 weight has one scale, a power of two, and a Mul behind the product has what the channels differ by.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterator
@@ -22,8 +20,9 @@ from trt_nvfp4.graph_passes.ir.nodes import insert_behind, is_op, operand, optio
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.load.source import ModelError
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext, Quantized
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear
 from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Subgraph
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import as_torch, check_not_empty, constant, torch_dtype
 from trt_nvfp4.graph_passes.weights.published_fp8 import published_scales
 from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX
@@ -34,8 +33,8 @@ _MOVED_THROUGH = ("Add", "Cast", "Identity", "Reshape", "Squeeze", "Transpose", 
 _TAKES_APART = ("Gather", "Slice", "Split")
 
 
-def fp8_obstacle(subgraph: Subgraph) -> Reason | None:
-    """Why the linears of the subgraph, no "moe", cannot be FP8: one weight has scales of one axis."""
+def unsupported_fp8(subgraph: Subgraph) -> Reason | None:
+    """The Reason why the linears of the subgraph cannot be FP8: one weight has scales along one axis."""
     transposed: dict[ir.Value, bool] = {}
     for weight in (linear.weight for linear in subgraph.linears):
         if transposed.setdefault(weight.stored, weight.stored_transposed) != weight.stored_transposed:
@@ -167,7 +166,7 @@ def _channel_scales(linear: Linear) -> np.ndarray:
     stored = linear.weight.stored
     tensor = get_const_tensor(stored)
     assert tensor is not None
-    # Of the stored weight: of a packed one, all rows.
+    # All rows of the stored weight, a packed one too.
     published = published_scales(replace(linear.weight, rows=slice(None), scale=1.0))
     if published is not None:
         return published.numpy().astype(tensor.dtype.numpy())

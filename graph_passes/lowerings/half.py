@@ -1,7 +1,5 @@
 """Lowers a subgraph to 16 bits: Casts around it, its constants converted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -12,21 +10,23 @@ from onnx_ir.convenience import get_const_tensor
 from trt_nvfp4.graph_passes.ir.nodes import is_op, operand, register
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.lowerings.context import Converted, LoweringContext
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, Subgraph
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear, Mlp
+from trt_nvfp4.graph_passes.subgraphs.products import ProductSubgraph
 from trt_nvfp4.graph_passes.subgraphs.values import as_torch, constant, torch_dtype
 
 _CHUNK_VALUES = 1 << 23
 
 
-def lower_half(context: LoweringContext, subgraph: Subgraph, to: ir.DataType) -> list[str]:
+def lower_half(context: LoweringContext, subgraph: ProductSubgraph, to: ir.DataType) -> list[str]:
     """Computes the MLPs, the linears, or every linear of the experts of `subgraph` in 16 bits, `to`.
 
     Norms and residuals of merged blocks stay, as does the routing. Returns the names of the multiplying nodes.
     """
-    parts: list[Mlp | Linear] = [block.mlp for block in subgraph.blocks]
-    parts += subgraph.projections
-    if subgraph.moe is not None:
-        parts += {linear.multiply: _whole(linear) for linear in subgraph.moe.linears}.values()
+    parts: list[Mlp | Linear] = list(subgraph.mlps)
+    if not subgraph.matrices:  # the experts share stacked weights and fused projections
+        parts = list({linear.multiply: _whole(linear) for linear in subgraph.linears}.values())
+    elif not parts:
+        parts = list(subgraph.linears)
     # From the last to the first, so that no part is lowered before those that read its output.
     for part in reversed(parts):
         _lower(context.graph, part, to, context.position, context.converted)
@@ -80,7 +80,7 @@ def _cast(value: ir.Value, to: ir.DataType) -> ir.Node:
 
 
 def _constant_type(value: ir.Value) -> ir.DataType | None:
-    """The type of a constant, or of what nodes that cast and move make of one; None where it is none."""
+    """The type of a constant, or of the result of casting and moving one; None for other values."""
     if (tensor := get_const_tensor(value)) is not None:
         return tensor.dtype
     node = value.producer()

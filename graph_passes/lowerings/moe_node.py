@@ -1,7 +1,5 @@
 """The node that replaces an MoE block, whatever the format of the experts' weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +9,8 @@ import torch
 
 from trt_nvfp4.graph_passes.ir.nodes import register
 from trt_nvfp4.graph_passes.lowerings.residual_channels import NO_RESIDUAL, ResidualChannels
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Moe, Subgraph
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear, Moe
+from trt_nvfp4.graph_passes.subgraphs.products import MoeSubgraph
 from trt_nvfp4.graph_passes.subgraphs.values import Matrix, as_torch, constant, initializer
 from trt_nvfp4.graph_passes.weights.mlp_inputs import MakeWeights, mlp_inputs
 from trt_nvfp4.plugins.ops import DOMAIN, Activation, OpDefinition
@@ -62,13 +61,13 @@ def largest_inputs(moe: Moe, amax: Mapping[str, float]) -> tuple[float | None, f
 
 def replace_moe(
     graph: ir.Graph,
-    subgraph: Subgraph,
+    subgraph: MoeSubgraph,
     op: OpDefinition,
     constants: Mapping[str, ir.Value],
     before: Sequence[ir.Node] = (),
     **attributes: int,
 ) -> list[str]:
-    """Replaces the nodes of `subgraph`, a "moe", by one node of `op` and of its name; returns that name.
+    """Replaces the nodes of `subgraph` by one node of `op` and of its name; returns that name.
 
     `before`: what comes in front of it, the last of which makes what the experts read; `attributes` are those that say
     how to compute; the others are the block's.

@@ -3,28 +3,18 @@
 The hidden activations lose most in 4 bits. The model's own nodes between the products stay, so that any activation
 function serves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import onnx_ir as ir
 
 from trt_nvfp4.calibration.recipes import Recipe
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
-from trt_nvfp4.graph_passes.lowerings.nvfp4_plugin import lower_linears, nvfp4_obstacle
+from trt_nvfp4.graph_passes.lowerings.nvfp4_plugin import lower_linears
 from trt_nvfp4.graph_passes.lowerings.residual_channels import NO_RESIDUAL, residual_channels
-from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Subgraph
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear
+from trt_nvfp4.graph_passes.subgraphs.products import MlpSubgraph
 
 OP = "NVFP4Linear"
-
-
-def mixed_obstacle(subgraph: Subgraph) -> Reason | None:
-    """Why the products of the subgraph cannot read activations of two precisions."""
-    if not subgraph.blocks:
-        what = "an MoE block is one plugin" if subgraph.kind == "moe" else "there is no down projection"
-        return Reason(ReasonCode.KIND_UNSUPPORTED, f"NVFP4 and 16-bit activations mix in MLPs only: {what}")
-    return nvfp4_obstacle(subgraph)
 
 
 def mixed_statistics(recipe: Recipe) -> frozenset[str]:
@@ -32,7 +22,7 @@ def mixed_statistics(recipe: Recipe) -> frozenset[str]:
     return recipe.needs | recipe.residual_needs | recipe.for_16_bit_activations().needs
 
 
-def lower_nvfp4_mixed(context: LoweringContext, subgraph: Subgraph) -> list[str]:
+def lower_nvfp4_mixed(context: LoweringContext, subgraph: MlpSubgraph) -> list[str]:
     """Replaces the products of each MLP by one NVFP4Linear for gate and up, W4A4, and one for down, W4A16; returns
     their names. Norms, residuals and activation functions stay."""
     names = []

@@ -1,7 +1,5 @@
 """Lowers an MoE block to one NVFP4MoE node; the experts' weights are quantized one by one while they are written."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -14,7 +12,8 @@ from trt_nvfp4.graph_passes.lowerings.residual_channels import (
     in_order,
     residual_channels,
 )
-from trt_nvfp4.graph_passes.subgraphs.types import Mlp, Subgraph
+from trt_nvfp4.graph_passes.subgraphs.parts import Mlp
+from trt_nvfp4.graph_passes.subgraphs.products import MoeSubgraph
 from trt_nvfp4.graph_passes.subgraphs.values import initializer
 from trt_nvfp4.graph_passes.weights.checkpoint_experts import PackedExperts
 from trt_nvfp4.graph_passes.weights.checkpoint_weights import packed_initializers
@@ -26,8 +25,8 @@ from trt_nvfp4.plugins.ops.weight_format import NVFP4
 _OP = OPS["NVFP4MoE"]
 
 
-def lower_nvfp4_moe(context: LoweringContext, subgraph: Subgraph, quantize_activations: bool) -> list[str]:
-    """Replaces the nodes of `subgraph`, a "moe", by one node of its name; returns that name.
+def lower_nvfp4_moe(context: LoweringContext, subgraph: MoeSubgraph, quantize_activations: bool) -> list[str]:
+    """Replaces the nodes of `subgraph` by one node of its name; returns that name.
 
     4-bit activations without known range are scaled at run time.
     """
@@ -35,7 +34,7 @@ def lower_nvfp4_moe(context: LoweringContext, subgraph: Subgraph, quantize_activ
     assert moe is not None
     quantization = context.quantization
     channels = residual_channels(context, subgraph) if quantize_activations else NO_RESIDUAL
-    packed = None if quantization.checkpoint is None else PackedExperts.find(quantization.checkpoint, name)
+    packed = None if quantization.checkpoint is None else PackedExperts.find(quantization.checkpoint, subgraph)
 
     def weights(mlps: Sequence[Mlp], is_down: bool, stacked: bool, prefix: str) -> dict[str, ir.Value]:
         groups = None

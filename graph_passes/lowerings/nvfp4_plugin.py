@@ -1,24 +1,22 @@
 """Lowers MLPs and linears to one plugin node each, with NVFP4 weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from trt_nvfp4.graph_passes.ir.nodes import flatten, register
+from trt_nvfp4.graph_passes.ir.nodes import flatten, register, with_width
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
-from trt_nvfp4.graph_passes.lowerings.nvfp4_moe_plugin import lower_nvfp4_moe
 from trt_nvfp4.graph_passes.lowerings.residual_channels import (
     NO_RESIDUAL,
     ResidualChannels,
     in_order,
     residual_channels,
 )
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear, Mlp
+from trt_nvfp4.graph_passes.subgraphs.products import LinearSubgraph, MlpSubgraph, ProductSubgraph
 from trt_nvfp4.graph_passes.subgraphs.reasons import Reason
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import bias_vector, initializer, norm_weight
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_sources, separate_scales
 from trt_nvfp4.graph_passes.weights.checkpoint_weights import packed_initializers
@@ -37,30 +35,37 @@ _FEW = 16
 
 
 def filled(features: int) -> int:
-    """An MLP's intermediate features as its plugin has them. The kernels for tensor cores take K in steps of 32, and
-    SigLIP's 4304 are none: zeros fill the weights, which change no result, as they multiply what zeros made. Where they
-    would be many, as of small MLPs, none are added."""
+    """An MLP's intermediate features as its plugin has them.
+
+    The kernels for tensor cores take K in steps of 32. Other widths, such as SigLIP's 4304, are filled with zeros,
+    which change no result. Small MLPs would need too many of them, and are not filled.
+    """
     wide = -(-features // _FILLED) * _FILLED
     return features if features % K_STEP == 0 or _FEW * (wide - features) > features else wide
 
 
-def nvfp4_obstacle(subgraph: Subgraph) -> Reason | None:
-    """Why plugins with NVFP4 weights cannot compute the subgraph."""
-    return subgraph.mixed_types or subgraph.k_obstacle("NVFP4")
+def unsupported_nvfp4(subgraph: ProductSubgraph) -> Reason | None:
+    """The Reason why plugins with NVFP4 weights cannot compute the subgraph, or None if they can."""
+    return subgraph.mixed_types or subgraph.unaligned_k("NVFP4")
 
 
-def lower_nvfp4(context: LoweringContext, subgraph: Subgraph, quantize_activations: bool) -> list[str]:
+def lower_nvfp4_linear(context: LoweringContext, subgraph: LinearSubgraph, quantize_activations: bool) -> list[str]:
     """Replaces the nodes of `subgraph` by one node of its name, or by one for each of its linears where a checkpoint
     has these with tensor scales of their own; returns the names.
 
     4-bit activations without known range are scaled at run time.
     """
-    if subgraph.kind == "moe":
-        return lower_nvfp4_moe(context, subgraph, quantize_activations)
+    channels = residual_channels(context, subgraph) if quantize_activations else NO_RESIDUAL
+    return lower_linears(context, subgraph.name, subgraph.projections, quantize_activations, channels)
+
+
+def lower_nvfp4_mlps(context: LoweringContext, subgraph: MlpSubgraph, quantize_activations: bool) -> list[str]:
+    """Replaces the nodes of `subgraph` by one node of its name; returns that name.
+
+    4-bit activations without known range are scaled at run time.
+    """
     graph = context.graph
     channels = residual_channels(context, subgraph) if quantize_activations else NO_RESIDUAL
-    if subgraph.projections:
-        return lower_linears(context, subgraph.name, subgraph.projections, quantize_activations, channels)
     inputs = _inputs(subgraph, context.amax if quantize_activations else {}, context.quantization, channels)
     new_nodes = in_order(context, inputs["x"], channels, f"{subgraph.name}/channels")
     if new_nodes:
@@ -91,9 +96,11 @@ def lower_linears(
     names = [name] if len(groups) == 1 else [f"{name}/{n}" for n in range(len(groups))]
     for own, group in zip(names, groups, strict=True):
         inputs = _linear_inputs(own, group, amax, context.quantization, channels)
-        before = in_order(context, inputs["x"], channels, f"{own}/channels")
+        before = with_width(context.graph, inputs["x"], group[0].weight.shape[1], f"{own}/width")
+        x = before[0].outputs[0] if before else inputs["x"]
+        before += in_order(context, x, channels, f"{own}/channels")
         if before:
-            inputs["x"] = before[0].outputs[0]
+            inputs["x"] = before[-1].outputs[0]
         read = [linear.observed for linear in group]
         attributes = {RESIDUAL_CHANNELS: channels.count}
         node = _node(context, "NVFP4Linear", own, inputs, attributes, read, quantize_activations)
@@ -170,11 +177,11 @@ def _linear_inputs(
 
 
 def _inputs(
-    subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantization, channels: ResidualChannels
+    subgraph: MlpSubgraph, amax: Mapping[str, float], quantization: Quantization, channels: ResidualChannels
 ) -> dict[str, ir.Value]:
     """The op's inputs by name, of MLPs."""
     stacked = subgraph.op == "NVFP4PersistentMLP"
-    mlps = [block.mlp for block in subgraph.blocks]
+    mlps = subgraph.mlps
     features = subgraph.shapes["intermediate_features"]
     added = filled(features) - features
 
@@ -238,7 +245,7 @@ def _weights(
     )
 
 
-def _attributes(subgraph: Subgraph) -> dict[str, Any]:
+def _attributes(subgraph: MlpSubgraph) -> dict[str, Any]:
     """The attributes of an MLP's op that say what it computes."""
     block = subgraph.blocks[0]
     attributes: dict[str, Any] = {
@@ -262,7 +269,7 @@ def _scales(
     quantization: Quantization,
     stacked: bool,
 ) -> ir.Value:
-    """Tensor scales of the linears' inputs; 0, "compute at run time", where there is no statistic."""
+    """Tensor scales of the linears' inputs; 0, "compute at run time", without a statistic."""
     scales = [
         tensor_scale(torch.tensor(amax[x]), quantization.recipe.scale_search)
         if (x := linear.observed) in amax

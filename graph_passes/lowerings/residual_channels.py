@@ -1,8 +1,6 @@
 """Where W4A4 plugins look at heavy channels twice: which subgraphs, in what order of channels, and the node that puts
 those of an input in order."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,25 +12,27 @@ from trt_nvfp4.calibration.recipes import RESIDUALS, Recipe
 from trt_nvfp4.graph_passes.ir.nodes import register
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, Subgraph
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear, Mlp
+from trt_nvfp4.graph_passes.subgraphs.products import MlpSubgraph
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import held_matrices
 
 
 @dataclass(frozen=True)
 class ResidualChannels:
     """`count` channels of each activation of a subgraph, 0: none. `input`: the order of the channels of what it reads;
-    `hidden`: of the hidden activations, by the value that down reads, which weights alone put in order."""
+    `hidden`: the order of hidden activations, by the value that down reads; only weights are reordered for it."""
 
     count: int = 0
     input: torch.Tensor | None = None
     hidden: Mapping[ir.Value, torch.Tensor] = field(default_factory=dict)
 
     def columns(self, linears: Sequence[Linear]) -> torch.Tensor | None:
-        """Of the weight of `linears`, down or what reads the input."""
+        """The order of the columns of the weight of `linears`: down, or linears that read the input."""
         return self.hidden.get(linears[0].x, self.input)
 
     def rows(self, mlp: Mlp, is_down: bool) -> torch.Tensor | None:
-        """Of the weights of gate and up; those of down stay."""
+        """The order of the rows of gate and up; None for down, whose rows stay."""
         return None if is_down else self.hidden.get(mlp.down.x)
 
 
@@ -41,21 +41,20 @@ NO_RESIDUAL = ResidualChannels()
 RESIDUAL_DECISIONS = (Decision.NVFP4_W4A4, Decision.NVFP4_MIXED)
 
 
-def residual_obstacle(
+def residual_unsupported(
     subgraph: Subgraph, recipe: Recipe, checkpoint: NVFP4Checkpoint | None = None, is_mixed: bool = False
 ) -> str | None:
-    """Why W4A4 products of the subgraph do without the recipe's residual channels. `is_mixed`: gate and up alone
-    read NVFP4, as linears, and the subgraph's norms and residuals stay as they are."""
-    has_more = any(block.norm is not None or block.add is not None for block in subgraph.blocks)
-    if not is_mixed and (has_more or len(subgraph.blocks) > 1):
+    """Why W4A4 products of the subgraph do without the recipe's residual channels. `is_mixed`: only gate
+    and up read NVFP4, as linears, and the subgraph's norms and residuals stay as they are."""
+    if not is_mixed and isinstance(subgraph, MlpSubgraph) and not subgraph.is_plain:
         return "a plugin with norm, residual or several layers does not reorder the channels of its input"
     products = subgraph.linears
     if is_mixed:
-        products = tuple(linear for block in subgraph.blocks for linear in block.mlp.linears[:-1])
+        products = tuple(linear for mlp in subgraph.mlps for linear in mlp.linears[:-1])
     if any(linear.weight.shape[1] < recipe.residual for linear in products):
         return f"a product reads fewer than {recipe.residual} channels"
     if odd := [k for linear in products if (k := linear.weight.shape[1]) % 32]:
-        return f"K = {odd[0]} is no multiple of 32, the tensor cores' step"
+        return f"K = {odd[0]} is not a multiple of 32, the tensor cores' step"
     if checkpoint is not None and any(held_matrices(checkpoint, subgraph)):
         return "its weights are taken from a checkpoint, whose blocks cannot be reordered"
     return None
@@ -64,31 +63,27 @@ def residual_obstacle(
 def residual_counts(
     subgraphs: Sequence[Subgraph], decision: Decision, recipe: Recipe, checkpoint: NVFP4Checkpoint | None = None
 ) -> Sequence[int] | Sequence[None]:
-    """How many residual channels `subgraphs`, which share weights, may have by the decision: none up to the recipe's,
-    least first; None alone where the recipe has none. `checkpoint`: what has their weights already, if anything."""
+    """The numbers of residual channels that `subgraphs`, which share weights, may have by the decision, from 0 up to
+    the recipe's; [None] where the recipe has none. `checkpoint`: what has their weights already, if anything."""
     if not recipe.residual or decision not in RESIDUAL_DECISIONS:
         return [None]
     is_mixed = decision == Decision.NVFP4_MIXED
     allowed = [replace(recipe, residual=count) for count in RESIDUALS.values() if count <= recipe.residual]
     for subgraph in subgraphs:
-        allowed = [some for some in allowed if residual_obstacle(subgraph, some, checkpoint, is_mixed) is None]
+        allowed = [some for some in allowed if residual_unsupported(subgraph, some, checkpoint, is_mixed) is None]
     return [0, *(some.residual for some in allowed)]
 
 
 def residual_channels(context: LoweringContext, subgraph: Subgraph, mixed: Mlp | None = None) -> ResidualChannels:
-    """Those of the recipe, where the subgraph allows them. `mixed`: the MLP of it whose gate and up alone read NVFP4,
-    as linears."""
+    """The recipe's residual channels, where the subgraph allows them. `mixed`: the MLP of it of which only gate and up
+    read NVFP4, as linears."""
     recipe, quantization = context.recipe, context.quantization
-    obstacle = residual_obstacle(subgraph, recipe, context.checkpoint, mixed is not None)
-    if not recipe.residual or obstacle is not None:
+    if not recipe.residual or residual_unsupported(subgraph, recipe, context.checkpoint, mixed is not None) is not None:
         return NO_RESIDUAL
     if mixed is not None:
         return ResidualChannels(recipe.residual, quantization.residual_order(mixed.linears[:-1], recipe.residual))
-    mlps = [block.mlp for block in subgraph.blocks]
-    if subgraph.moe is not None:
-        mlps = [*subgraph.moe.experts, *([] if subgraph.moe.shared is None else [subgraph.moe.shared])]
-    readers = list(subgraph.projections) or [linear for mlp in mlps for linear in mlp.linears[:-1]]
-    hidden = {mlp.down.x: quantization.residual_order([mlp.down], recipe.residual) for mlp in mlps}
+    readers = [linear for first in subgraph.first_products for matrix in first.matrices for linear in matrix]
+    hidden = {mlp.down.x: quantization.residual_order([mlp.down], recipe.residual) for mlp in subgraph.mlps}
     return ResidualChannels(recipe.residual, quantization.residual_order(readers, recipe.residual), hidden)
 
 

@@ -3,8 +3,6 @@
 https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/transformers-moe.html
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import onnx.parser
@@ -14,8 +12,9 @@ import torch
 from trt_nvfp4.graph_passes.ir.nodes import register
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear, Moe, Routing
+from trt_nvfp4.graph_passes.subgraphs.products import MoeSubgraph
 from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Moe, Routing, Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import (
     MadeWeights,
     Matrix,
@@ -28,10 +27,11 @@ from trt_nvfp4.graph_passes.subgraphs.values import (
 DOMAIN, OP = "trt", "TRT_MoE"
 
 
-def _layer_obstacle(moe: Moe, dtype: str) -> str | None:
+def _unsupported(moe: Moe, dtype: str) -> str | None:
+    """The text of `unsupported`."""
     first = moe.experts[0]
     if moe.shared is not None and moe.routed is None:
-        return "its shared expert cannot be told apart from the routed ones"
+        return "its shared expert cannot be separated from the routed ones"
     if first.gate is None or first.activation != "silu":
         gated = "without a gate" if first.gate is None else "gated"
         return f"TensorRT's MoE layer computes gated experts with silu, these are {first.activation}, {gated}"
@@ -41,22 +41,21 @@ def _layer_obstacle(moe: Moe, dtype: str) -> str | None:
         return "its scores multiply the experts' inputs, TensorRT's MoE layer multiplies their outputs"
     if moe.routing.scoring == "given":
         scores = "softmax, sigmoid or sqrt(softplus) scores"
-        return f"TensorRT's MoE layer is built behind {scores}, this block weighs its experts by none of them"
+        return f"TensorRT's MoE layer takes {scores}, and this block weighs its experts by others"
     if dtype == "float32":
         return "TensorRT's MoE layer computes in 16 bits, the model in float32"
     return None
 
 
-def native_obstacle(subgraph: Subgraph) -> Reason | None:
-    """Why TensorRT's MoE layer cannot compute the subgraph, or None if it can."""
-    if subgraph.moe is None:
-        return Reason(ReasonCode.KIND_UNSUPPORTED, f"TensorRT's own MoE layer is none for a {subgraph.kind}")
-    why = _layer_obstacle(subgraph.moe, subgraph.dtype)
-    return None if why is None else Reason(ReasonCode.MOE_LAYER, why)
+def unsupported(subgraph: MoeSubgraph) -> Reason | None:
+    """The Reason why TensorRT's MoE layer cannot compute the subgraph, or None if it can."""
+    assert subgraph.moe is not None
+    text = _unsupported(subgraph.moe, subgraph.dtype)
+    return None if text is None else Reason(ReasonCode.MOE_LAYER, text)
 
 
-def lower_native_moe(context: LoweringContext, subgraph: Subgraph) -> list[str]:
-    """Replaces the routed experts of `subgraph`, a "moe"; a shared one stays. Returns the name of the TRT_MoE node."""
+def lower(context: LoweringContext, subgraph: MoeSubgraph) -> list[str]:
+    """Replaces the routed experts of `subgraph`; a shared one stays. Returns the name of the TRT_MoE node."""
     assert subgraph.moe is not None
     graph, made = context.graph, context.made
     moe, name = subgraph.moe.routed or subgraph.moe, subgraph.name
@@ -165,7 +164,7 @@ def _groups_text(routing: Routing, experts: int) -> str:
 
 
 def function(opset: int) -> onnx.FunctionProto:
-    """What TRT_MoE computes, for ONNX Runtime; every expert's products are those of the chosen experts alone."""
+    """TRT_MoE's definition for ONNX Runtime, which multiplies by the chosen experts only."""
     return onnx.parser.parse_function(f"""<opset_import: ["": {opset}], domain: "{DOMAIN}">
     {OP} <activation_type: int = 1> (x, experts, scores, gate, up, down) => (y) {{
         middle = Constant<value = int64[2] {{2, 3}}>()
@@ -188,7 +187,7 @@ def function(opset: int) -> onnx.FunctionProto:
 
 def _stacked(name: str, linears: Sequence[Linear], made: MadeWeights) -> ir.Value:
     """The weights of one linear of every expert, [experts, in, out], converted while they are written."""
-    key = ("native", *(linear.weight.identity for linear in linears))
+    key = ("trt_moe", *(linear.weight.identity for linear in linears))
     first = linears[0].weight
 
     def pieces() -> Iterator[torch.Tensor]:

@@ -1,7 +1,5 @@
 """Chooses what a network computes in: 16 bits for a float32 model, with what stays float32."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 
@@ -23,28 +21,29 @@ _PRODUCTS = ("Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul")
 # What a mask of attention passes through on its way to the Softmax.
 _MASKED = frozenset({"Add", "Cast", "Mul", "Sub", "Where", *MOVES})
 _CHUNK = 1 << 23
+_MOST_FLOAT32 = 0.05  # of the weights of products, without a warning
 
 
 def choose(
     model: SourceModel, wanted: str, keep: str | None = None, ranges: Mapping[str, float] | None = None
 ) -> Activations:
-    """What `model` is to compute in.
+    """The type that `model` will compute in, and the nodes that stay float32.
 
     Args:
         wanted: a member of `ACTIVATIONS`; "auto" is BF16, whose range is that of float32, for a float32 model. Models
-            that have tensors of 16 bits already are left alone.
+            that have tensors of 16 bits already stay as they are.
         keep: regular expression of the names of nodes that stay float32.
         ranges: largest magnitudes of tensors by name, from calibration data; FP16 needs them to know what overflows.
 
     Raises:
-        ValueError: `wanted` is unknown; "bf16" or "fp16" is asked for, and the model is none to convert; `keep` is no
-            regular expression, or matches no node.
+        ValueError: `wanted` is unknown; "bf16" or "fp16" is wanted of a model that cannot be converted; `keep` is not
+            a regular expression, or matches no node.
     """
     if wanted not in ACTIVATIONS:
         raise ValueError(f"unknown activations '{wanted}'; one of {', '.join(ACTIVATIONS)}")
     if wanted == "keep":
         return Activations()
-    if (why := why_not(model) or _cache_obstacle(model, wanted)) is not None:
+    if (why := unsupported(model) or _unsupported_cache(model, wanted)) is not None:
         if wanted != "auto":
             raise ValueError(f"{model.path}: --activations {wanted} is for float32 models: {why}; leave it out")
         return Activations(note=why if _multiplies_float32(model.graph) else "")
@@ -54,10 +53,10 @@ def choose(
     try:
         matched = keep is None or any(re.search(keep, node.name or "") for node in model.graph)
     except re.error as error:
-        raise ValueError(f"--keep-fp32 {keep}: not a regular expression: {error}") from error
+        raise ValueError(f"--set keep-fp32={keep}: not a regular expression: {error}") from error
     if not matched:
         raise ValueError(
-            f"--keep-fp32 {keep}: matches no node of {model.path}; nodes are called such as '{model.graph[0].name}'"
+            f"--set keep-fp32={keep}: matches no node of {model.path}; nodes are called such as '{model.graph[0].name}'"
         )
     stays = float32_nodes(model.ir_model, dtype, keep)
     if kind == "fp16":
@@ -65,8 +64,8 @@ def choose(
     return Activations(kind, stays)
 
 
-def why_not(model: SourceModel) -> str | None:
-    """Why `model` is not one to convert to 16 bits; None where it is."""
+def unsupported(model: SourceModel) -> str | None:
+    """Why `model` cannot be converted to 16 bits; None where it can."""
     if not _multiplies_float32(model.graph):
         return "it multiplies nothing in float32"
     for value in _values(model.graph):
@@ -81,13 +80,35 @@ def why_not(model: SourceModel) -> str | None:
     return None
 
 
-def _cache_obstacle(model: SourceModel, wanted: str) -> str | None:
-    """Caches take the type of the network, and what feeds them FP16 where a model has float32 ones is not told so;
-    BF16 reads float32 samples, as everywhere."""
+def _unsupported_cache(model: SourceModel, wanted: str) -> str | None:
+    """Why caches of `model` cannot have the type `wanted`; None where they can.
+
+    Callers of a model with float32 caches would feed float32 to FP16 ones; BF16 inputs take float32 samples everywhere.
+    """
     scatters = (node for node in model.graph if is_op(node, "TensorScatter") and is_float32(node.outputs[0]))
     if wanted == "fp16" and (node := next(scatters, None)) is not None:
         return f"node '{node.name}' updates a float32 cache in place; choose bf16, or export the decoder in float16"
     return None
+
+
+def slow_products(model: SourceModel, activations: Activations) -> str | None:
+    """Which products stay float32, and why, where they have more than 5 % of the weights; else None."""
+    if activations.dtype is None:
+        return None
+    sizes: dict[str, int] = {}
+    for node in model.graph:
+        if is_op(node, *_PRODUCTS) and is_float32(node.outputs[0]):
+            tensors = [get_const_tensor(value) for value in node.inputs if value is not None]
+            sizes[node.name or ""] = max((tensor.size for tensor in tensors if tensor is not None), default=0)
+    slow = [name for name in sizes if name in activations.float32_nodes]
+    share = sum(sizes[name] for name in slow) / max(1, sum(sizes.values()))
+    if share <= _MOST_FLOAT32:
+        return None
+    largest = max(slow, key=lambda name: sizes[name])
+    return (
+        f"{len(slow)} products with {share:.0%} of the weights stay float32, such as node '{largest}': "
+        f"{activations.float32_nodes[largest]}"
+    )
 
 
 def observed_tensors(model: SourceModel) -> list[str]:
@@ -138,7 +159,7 @@ def _add_overflows(graph: ir.Graph, stays: dict[str, list[str]], ranges: Mapping
 
 
 def _outside(tensor: ir.TensorProtocol) -> str | None:
-    """What of a constant float16 cannot hold, in words: values beyond its range, or a single number that becomes 0."""
+    """The numbers of a constant that float16 cannot hold: values beyond its range, or a number that becomes 0."""
     flat = read_tensor(tensor).reshape(-1)
     for start in range(0, flat.size, _CHUNK):
         values = np.abs(flat[start : start + _CHUNK])

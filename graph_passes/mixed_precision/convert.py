@@ -1,7 +1,5 @@
 """Computes a float32 network in 16 bits, but for nodes that stay float32: Casts between both, constants converted."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -9,11 +7,12 @@ import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 from onnx_ir.passes import common as passes
 
+from trt_nvfp4.common.cache_names import is_past, is_present
 from trt_nvfp4.graph_passes.ir.nodes import insert_behind, is_op, register
 from trt_nvfp4.graph_passes.load.activation_types import Activations
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.mixed_precision.float32_nodes import is_float32, opset_for, takes
-from trt_nvfp4.graph_passes.subgraphs.types import OBSERVED
+from trt_nvfp4.graph_passes.subgraphs.parts import OBSERVED
 from trt_nvfp4.graph_passes.subgraphs.values import ConvertedTensor
 
 # Attributes that name the type of an output.
@@ -21,8 +20,8 @@ _TYPE_ATTRIBUTES = ("to", "dtype")
 
 
 def convert(model: SourceModel, activations: Activations) -> SourceModel:
-    """A copy of `model` that computes as `activations` says; inputs and outputs keep their types, but for caches that
-    are updated in place: a Cast between the two would copy them at every step.
+    """A copy of `model` that computes as `activations` says; inputs and outputs keep their types, but for caches and
+    states that are updated in place: a Cast between the two would copy them at every step.
 
     A tensor that is there in both types has its own name in 16 bits and `<name>.float32` in float32, so that the names
     of the original stay with what is computed in most of the network. Inputs and outputs of the model keep theirs: in
@@ -62,11 +61,15 @@ def convert(model: SourceModel, activations: Activations) -> SourceModel:
 
 
 def _caches(narrow: Collection[ir.Node]) -> set[ir.Value]:
-    """Inputs and outputs of the model that TensorScatter nodes update in place."""
+    """Inputs and outputs of the model that TensorScatter nodes update in place, and states of convolutions."""
     found = set()
     for node in narrow:
         if is_op(node, "TensorScatter") and (past := node.inputs[0]) is not None and past.is_graph_input():
             found |= {past, node.outputs[0]}
+        if is_op(node, "GatherElements") and is_present(node.outputs[0].name or ""):
+            before = None if node.inputs[0] is None else node.inputs[0].producer()
+            sources = () if before is None else before.inputs
+            found |= {node.outputs[0], *(past for past in sources if past is not None and is_past(past.name or ""))}
     return found
 
 

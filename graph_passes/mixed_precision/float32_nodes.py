@@ -1,7 +1,5 @@
 """Chooses the nodes of a float32 network that stay float32 when the rest is computed in 16 bits, each with a reason."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 
@@ -9,7 +7,9 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
-from trt_nvfp4.graph_passes.ir.nodes import is_op
+from trt_nvfp4.common.cache_names import is_past
+from trt_nvfp4.graph_passes.ir.nodes import is_op, operand
+from trt_nvfp4.graph_passes.ir.opsets import changed_before
 from trt_nvfp4.graph_passes.load.by_hand import is_plugin
 from trt_nvfp4.plugins.ops import OPS
 
@@ -35,14 +35,15 @@ _REDUCTIONS = frozenset(
 )
 # What of a reduced value is still one: a variance, its root, its inverse.
 _OF_REDUCED = frozenset({"Add", "Clip", "Div", "Log", "Max", "Mul", "Pow", "Reciprocal", "Sqrt", "Sub", *MOVES})
-# ONNX lets most operators compute in bfloat16 since then, and changed what these mean in between.
+# ONNX lets most operators compute in bfloat16 since then.
 _BFLOAT16_OPSET, _OLDEST_OPSET = 22, 19
-_CHANGED = ("DFT", "GridSample", "GroupNormalization")
 _LOSSES = ("LogSoftmax", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 # What TensorRT-RTX 1.7.1 reads or builds in float32, and not in 16 bits (tests/builder/tensorrt/test_sixteen_bits.py).
 _NO_SIXTEEN_BITS = frozenset({"Celu"})
 _NO_BFLOAT16 = frozenset({"ConvTranspose", "GRU", "HardSwish", "LpNormalization", "LpPool", "Mish", "Shrink"})
+# Places of a LinearAttention: the state in and out, and where the decay and the update rate begin among its inputs.
+_STATE, _PRESENT, _GATES = 3, 1, 4
 # A chain of elementwise nodes behind a product is shorter than this.
 _MOST_NODES = 64
 
@@ -51,13 +52,17 @@ _CANCELS = "1 + erf or 1 + tanh loses its value in 16 bits where they are near -
 _ANGLES = "angles of positions"
 _POSITIONS = "numbers of positions"
 _INTEGERS = "its value becomes an integer, a choice or a size"
+_PLACES = "places in an image, between whose pixels 16 bits do not tell"
+_ODDS = "odds, which near 0 and 1 lose their value in 16 bits"
+_GATED = "the decay of a state, which many tokens multiply"
 _ENDS = "probabilities or losses that are outputs"
+_STEP = "an input, changed, is an output: steps of denoising, which add up"
 
 
 def opset_for(model: ir.Model, dtype: ir.DataType) -> int:
     """The default operator set that `model` has to import to compute in `dtype`."""
     now = model.opset_imports[""]
-    may_rise = now >= _OLDEST_OPSET and not any(is_op(node, *_CHANGED) for node in model.graph.all_nodes())
+    may_rise = now >= _OLDEST_OPSET and not any(changed_before(model, _BFLOAT16_OPSET))
     return max(now, _BFLOAT16_OPSET) if dtype == ir.DataType.BFLOAT16 and may_rise else now
 
 
@@ -78,11 +83,19 @@ def float32_nodes(model: ir.Model, dtype: ir.DataType, keep: str | None = None) 
         if not any(map(is_float32, (*node.inputs, *node.outputs))):
             continue
         if pattern is not None and pattern.search(node.name or ""):
-            mark([node], f"matched by --keep-fp32 {keep}")
+            mark([node], f"matched by --set keep-fp32={keep}")
         elif _leaves_floats(node):
             mark(_before(node, _any_of(ELEMENTWISE, MOVES, {"Softmax"})), _INTEGERS)
         elif (why := _not_in(node, dtype, opset)) is not None:
             mark([node], why)
+        elif is_op(node, "LinearAttention"):
+            gates = (value.producer() for value in node.inputs[_GATES:] if value is not None)
+            for gate in filter(None, gates):
+                mark(_before(gate, _any_of(ELEMENTWISE, MOVES, {"Softplus"})), _GATED)
+        elif is_op(node, "GridSample"):
+            mark(_before(node, _any_of(ELEMENTWISE, MOVES)), _PLACES)
+        elif is_op(node, "Log") and is_op(operand(node, 0).producer(), "Div"):
+            mark(_before(node, _any_of(ELEMENTWISE, MOVES)), _ODDS)
         elif is_op(node, *_REDUCTIONS):
             mark(_reduction(node), _NORM)
         elif is_op(node, "Erf", "Tanh") and any(is_op(user, "Add") for user in node.outputs[0].consumers()):
@@ -95,6 +108,8 @@ def float32_nodes(model: ir.Model, dtype: ir.DataType, keep: str | None = None) 
             mark(_before(node, _any_of(ELEMENTWISE, MOVES, {"Softmax"})), _INTEGERS)
         elif is_op(node, *_LOSSES) or (is_op(node, "Softmax", "Sigmoid") and _is_an_end(node)):
             mark([node], _ENDS)
+    for output in graph.outputs:
+        mark(_step(output), _STEP)
     by_reason: dict[str, list[str]] = {}
     for node in graph:
         if node in reasons:
@@ -113,6 +128,8 @@ def takes(node: ir.Node, index: int, dtype: ir.DataType, opset: int, is_output: 
     if is_plugin(node):
         definition = OPS[node.op_type]
         return (definition.outputs if is_output else definition.inputs)[index].type in ("T", "C")
+    if is_op(node, "LinearAttention") and index == (_PRESENT if is_output else _STATE):
+        return False
     schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=opset)
     formals = schema.outputs if is_output else schema.inputs
     formal = formals[min(index, len(formals) - 1)]
@@ -124,7 +141,7 @@ def _not_in(node: ir.Node, dtype: ir.DataType, opset: int) -> str | None:
     if is_plugin(node):
         return None
     if node.domain or not onnx.defs.has(node.op_type, max_inclusive_version=opset):
-        return f"operator {node.op_type} of domain '{node.domain or 'ai.onnx'}' may know float32 alone"
+        return f"operator {node.op_type} of domain '{node.domain or 'ai.onnx'}' may know only float32"
     if any(
         attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
     ):
@@ -136,27 +153,68 @@ def _not_in(node: ir.Node, dtype: ir.DataType, opset: int) -> str | None:
     if is_op(node, *_NO_SIXTEEN_BITS, *(_NO_BFLOAT16 if dtype == ir.DataType.BFLOAT16 else ())):
         return f"TensorRT has no {node.op_type} in {dtype.name.lower()}"
     outputs = [index for index, value in enumerate(node.outputs) if is_float32(value)]
+    if is_op(node, "LinearAttention"):
+        outputs.remove(_PRESENT)  # which stays float32 beside an output in 16 bits
     if any(not takes(node, index, dtype, opset, is_output=True) for index in outputs):
         return f"operator {node.op_type} has no {dtype.name.lower()} in opset {opset}"
     return None
+
+
+def _step(output: ir.Value) -> list[ir.Node]:
+    """The nodes of an output that is an elementwise step from an input of its shape: x + dt * v; none for a cache."""
+    producer = output.producer()
+    if producer is None or not is_float32(output):
+        return []
+    found = list(_before(producer, _any_of(ELEMENTWISE, MOVES), itself=False))
+    changes = _any_of(ELEMENTWISE)
+    own = [node for node in (producer, *found) if changes(node) for value in node.inputs if _becomes(value, node)]
+    return [producer, *found] if own and _any_of(ELEMENTWISE, MOVES)(producer) else []
+
+
+def _becomes(value: ir.Value | None, node: ir.Node) -> bool:
+    """Whether an input of the graph, and no cache, has the shape of what `node` makes."""
+    if value is None or not value.is_graph_input() or is_past(value.name or "") or not is_float32(value):
+        return False
+    return value.shape is not None and value.shape == node.outputs[0].shape
 
 
 def _reduction(node: ir.Node) -> Iterator[ir.Node]:
     """A reduction, what computes its terms, and what becomes of it up to where it meets the whole tensor again."""
     yield node
     yield from _before(node, _is_term, itself=False)
-    reduced = list(node.outputs)
+    pending: list[tuple[ir.Value, list[ir.Node]]] = [(value, []) for value in node.outputs]
     seen: set[ir.Node] = set()
-    while reduced:
-        value = reduced.pop()
+    while pending:
+        value, moves = pending.pop()  # moves between it and the last node that computes something
         for user in value.consumers():
             if user in seen or not is_op(user, *_OF_REDUCED) or not is_float32(user.outputs[0]):
                 continue
             seen.add(user)
-            yield user
             # x - mean is as large as x, and its square is the next reduction's term.
-            if _size(user.outputs[0]) == _size(node.outputs[0]):
-                reduced.append(user.outputs[0])
+            meets = _size(user.outputs[0]) != _size(node.outputs[0])
+            if not meets and is_op(user, *MOVES):
+                pending.append((user.outputs[0], [*moves, user]))
+            elif (is_op(user, "Expand", "Tile") or not is_op(user, *MOVES)) if meets else _is_statistic(user):
+                yield from (*moves, user)
+                if not meets:
+                    pending.append((user.outputs[0], []))
+
+
+def _is_statistic(node: ir.Node) -> bool:
+    """Computes from reductions and constants only, as a variance and its root: a sum of experts that is added to a
+    residual is not one."""
+    pending, seen = [node], {node}
+    while pending and len(seen) < _MOST_NODES:
+        for value in pending.pop().inputs:
+            if value is None or get_const_tensor(value) is not None:
+                continue
+            producer = value.producer()
+            if producer is None or not is_op(producer, *_REDUCTIONS, *_OF_REDUCED):
+                return False
+            if producer not in seen and not is_op(producer, *_REDUCTIONS):
+                seen.add(producer)
+                pending.append(producer)
+    return not pending
 
 
 def _is_term(node: ir.Node) -> bool:
@@ -228,7 +286,7 @@ def _numbers_positions(value: ir.Value | None) -> bool:
 
 
 def _positions(node: ir.Node) -> Iterator[ir.Node]:
-    """`node`, and what is computed of its numbers and constants alone."""
+    """`node`, and the nodes that compute with only its numbers and constants."""
     known = set(node.outputs)
     yield node
     pending = [node]

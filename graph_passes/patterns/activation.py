@@ -1,7 +1,5 @@
 """Names the function that a region between linears computes, from its values."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -24,9 +22,9 @@ _POINTS = torch.cat((-_POSITIVE, torch.linspace(-10, 10, 1001, dtype=torch.float
 
 @dataclass(frozen=True)
 class Recognized:
-    """What a region computes: `activation` of leaf `gate` (times leaf `up` where given).
+    """A region's function: `activation` of leaf `gate` (times leaf `up` where given).
 
-    `refusal` is set, and `activation` lists the operators, where the region looks like one but is none that is served.
+    `unsupported` says why a region that looks like an activation is not served; `activation` then lists its operators.
     """
 
     activation: str
@@ -34,11 +32,11 @@ class Recognized:
     up: int | None = None
     alpha: float = 1.702
     limit: float = 7.0
-    refusal: str | None = None
+    unsupported: str | None = None
 
 
 def recognize(region: Region) -> Recognized | None:
-    """What `region` computes, or None where it is no activation of one value nor a gate of two."""
+    """The activation of one value, or the gate of two, that `region` computes; None for other functions."""
     if len(region.leaves) == 1:
         return _recognize_plain(region)
     if len(region.leaves) == 2:
@@ -51,9 +49,9 @@ def _recognize_plain(region: Region) -> Recognized | None:
     one = torch.ones_like(_POINTS)
     low, high = region.evaluate(torch.tensor([0, 10], dtype=torch.float64))
     if _distance(y, low + (high - low) * _POINTS / 10, one) < _TOLERANCE:
-        return None  # a linear function is no activation
+        return None  # a linear function is not an activation
     activation = _nearest(region, y, _POINTS, one)
-    return Recognized(activation, 0) if activation else _refused(region, None)
+    return Recognized(activation, 0) if activation else _unserved(region, None)
 
 
 def _recognize_gated(region: Region) -> Recognized | None:
@@ -70,7 +68,7 @@ def _recognize_gated(region: Region) -> Recognized | None:
         if clamped is not None:
             name, alpha, limit = clamped
             return Recognized(name, gate, up, alpha, limit)
-    return _refused(region, 1) if region.multiplies_leaves else None
+    return _unserved(region, 1) if region.multiplies_leaves else None
 
 
 def _match_clamped(
@@ -104,9 +102,11 @@ def _nearest(region: Region, h: torch.Tensor, g: torch.Tensor, u: torch.Tensor) 
     )
 
 
-def _refused(region: Region, up: int | None) -> Recognized:
+def _unserved(region: Region, up: int | None) -> Recognized:
     served = ", ".join(a.name.lower() for a in (*_SERVED, *([] if up is None else GATED_ONLY)))
-    return Recognized(region.operators, 0, up, refusal=f"its activation ({region.operators}) is not one of {served}")
+    return Recognized(
+        region.operators, 0, up, unsupported=f"its activation ({region.operators}) is not one of {served}"
+    )
 
 
 def _distance(h: torch.Tensor, f: torch.Tensor, u: torch.Tensor) -> float:

@@ -1,6 +1,4 @@
-"""Finds whole layers of a decoder in what was found of it: attention, its projections, and the MLP behind."""
-
-from __future__ import annotations
+"""Finds decoder layers among the subgraphs of a model: attention, its projections, and the MLP behind."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +12,14 @@ from trt_nvfp4.graph_passes.patterns.attention.projections import split_source
 from trt_nvfp4.graph_passes.patterns.isolation import escaping_use
 from trt_nvfp4.graph_passes.patterns.names import module_path
 from trt_nvfp4.graph_passes.patterns.rms_norm import match_rms_norm
-from trt_nvfp4.graph_passes.subgraphs.attention import CacheAttention, Layout
-from trt_nvfp4.graph_passes.subgraphs.decoder import DecoderLayer
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, Moe, RMSNorm, Subgraph
+from trt_nvfp4.graph_passes.subgraphs.attention import AttentionSubgraph, CacheAttention, Layout
+from trt_nvfp4.graph_passes.subgraphs.decoder_layer import DecoderLayer, DecoderLayerSubgraph
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear, Mlp, Moe, RMSNorm
+from trt_nvfp4.graph_passes.subgraphs.products import GatedMlpSubgraph, LinearSubgraph, MoeSubgraph
+from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 from trt_nvfp4.plugins.ops.nvfp4_moe_decoder import SCORINGS
 
-KIND = "decoder"
 _SHAPING = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 _SCORINGS = [scoring.name.lower() for scoring in SCORINGS]
 _CACHE = re.compile(r"past_key_values\.(\d+)\.key")
@@ -27,29 +27,29 @@ _CACHE = re.compile(r"past_key_values\.(\d+)\.key")
 
 def decoder_layers(
     found: Sequence[Subgraph], position: Mapping[ir.Node, int], taken: set[str]
-) -> Iterator[tuple[int, Subgraph]]:
+) -> Iterator[tuple[int, DecoderLayerSubgraph]]:
     """(place in the graph, subgraph) of the layer around every attention over a cache in `found`, the model's other
-    subgraphs; what is no layer that NVFP4Decoder computes carries the reason. `taken` are names in use."""
+    subgraphs; a layer that NVFP4Decoder does not compute carries the reason. `taken` are names in use."""
     finder = _Finder(found)
     for attention in found:
-        if attention.attention is None:
+        if not isinstance(attention, AttentionSubgraph) or attention.attention is None:
             continue
+        layer, unsupported = None, None
         try:
-            layer, refusal = finder.layer(attention), None
+            layer = finder.layer(attention.name, attention.attention)
         except ValueError as error:
-            layer, refusal = None, str(error)
-        yield _subgraph(attention, layer, refusal, position, taken)
+            unsupported = Reason(ReasonCode.NOT_REPLACEABLE, str(error))
+        yield _subgraph(attention, attention.attention, layer, unsupported, position, taken)
 
 
 def _subgraph(
-    attention: Subgraph,
+    attention: AttentionSubgraph,
+    block: CacheAttention,
     layer: DecoderLayer | None,
-    refusal: str | None,
+    unsupported: Reason | None,
     position: Mapping[ir.Node, int],
     taken: set[str],
-) -> tuple[int, Subgraph]:
-    block = attention.attention
-    assert block is not None
+) -> tuple[int, DecoderLayerSubgraph]:
     nodes = block.nodes if layer is None else layer.nodes
     shapes = {name: attention.shapes[name] for name in ("heads", "kv_heads", "head_dim", "capacity", "window")}
     if layer is not None:
@@ -57,16 +57,15 @@ def _subgraph(
         shapes = {"hidden_features": columns, "intermediate_features": rows, **shapes}
         if layer.moe is not None:
             shapes |= {"experts": len(layer.moe.experts), "top_k": layer.moe.routing.top_k}
-    subgraph = Subgraph(
+    subgraph = DecoderLayerSubgraph(
         name=_name(block.core, taken),
-        kind=KIND,
         nodes=tuple(str(node.name) for node in nodes),
         input=attention.input if layer is None else layer.x.name or "",
         output=attention.output if layer is None else layer.y.name or "",
         shapes=shapes,
         activation="" if layer is None else layer.mlp.activation,
         dtype=attention.dtype,
-        refusal=refusal,
+        unsupported=unsupported,
         layer=layer,
     )
     return min(position[node] for node in nodes), subgraph
@@ -84,37 +83,32 @@ def _name(core: ir.Node, taken: set[str]) -> str:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What stands behind a layer's attention: `mlp` (of a mixture the first expert), from the output of `norm` to y."""
+    """The part of a layer behind its attention, from the output of `norm` to y: `mlp` (the first expert of a mixture)
+    of `subgraph`."""
 
     mlp: Mlp
     norm: RMSNorm
-    subgraph: Subgraph
+    subgraph: str
     y: ir.Value
     nodes: tuple[ir.Node, ...]
     moe: Moe | None = None
 
 
 class _Finder:
-    """What computes and what reads a value, among the subgraphs that can be replaced."""
+    """Finds the subgraph that computes or reads a value, among those that can be replaced."""
 
     def __init__(self, found: Sequence[Subgraph]) -> None:
-        free = [subgraph for subgraph in found if subgraph.refusal is None]
-        linears = [(linear, subgraph) for subgraph in free for linear in subgraph.projections]
-        self._computes: dict[ir.Value, Subgraph] = {linear.y: subgraph for linear, subgraph in linears}
-        self._reads: dict[ir.Value, tuple[Linear, Subgraph]] = {linear.x: (linear, sub) for linear, sub in linears}
+        free = [subgraph for subgraph in found if subgraph.can_be_replaced]
+        linears = [(linear, sub) for sub in free if isinstance(sub, LinearSubgraph) for linear in sub.projections]
+        self._computes = {linear.y: subgraph for linear, subgraph in linears}
+        self._reads = {linear.x: (linear, subgraph) for linear, subgraph in linears}
         self._mlps: dict[ir.Value, _Rows] = {}
         for subgraph in free:
-            if subgraph.kind == "gated_mlp" and len(subgraph.blocks) == 1 and subgraph.blocks[0].norm is None:
-                mlp = subgraph.blocks[0].mlp
-                if (norm := match_rms_norm(mlp.x, mlp.up.weight.shape[1])) is not None:
-                    self._mlps[norm.x] = _Rows(mlp, norm, subgraph, mlp.y, mlp.nodes)
-            elif subgraph.moe is not None and (mixture := _mixture(subgraph, subgraph.moe)) is not None:
-                self._mlps[mixture.norm.x] = mixture
+            if (rows := _rows(subgraph)) is not None:
+                self._mlps[rows.norm.x] = rows
 
-    def layer(self, subgraph: Subgraph) -> DecoderLayer:
-        """The layer around an attention. Raises ValueError with the reason why there is none."""
-        attention = subgraph.attention
-        assert attention is not None
+    def layer(self, name: str, attention: CacheAttention) -> DecoderLayer:
+        """The layer around the subgraph `name`, an attention. Raises ValueError where it is unsupported."""
         number = _number(attention)
         qkv, between = self._projection(attention)
         source = qkv.projections[0].x
@@ -144,14 +138,14 @@ class _Finder:
             norms=(norm, behind.norm),
             attention=attention,
             mlp=behind.mlp,
-            parts=(qkv.name, subgraph.name, output_subgraph.name, behind.subgraph.name),
+            parts=(qkv.name, name, output_subgraph.name, behind.subgraph),
             nodes=tuple(dict.fromkeys(nodes)),
             moe=behind.moe,
         )
         _check(layer, features)
         return layer
 
-    def _projection(self, attention: CacheAttention) -> tuple[Subgraph, tuple[ir.Node, ...]]:
+    def _projection(self, attention: CacheAttention) -> tuple[LinearSubgraph, tuple[ir.Node, ...]]:
         """The linear that computes queries, keys and values together, and the nodes that split it."""
         parts = (attention.query, attention.key, attention.value)
         if any(part.layout != Layout.FLAT for part in parts):
@@ -165,7 +159,7 @@ class _Finder:
         splits = () if whole is None else tuple(node for value in values if (node := value.producer()) is not None)
         return subgraph, splits
 
-    def _output(self, attention: CacheAttention) -> tuple[Linear, Subgraph]:
+    def _output(self, attention: CacheAttention) -> tuple[Linear, LinearSubgraph]:
         if attention.result_layout != Layout.FLAT or attention.result not in self._reads:
             raise ValueError("no projection that can be replaced follows its attention")
         linear, subgraph = self._reads[attention.result]
@@ -174,7 +168,18 @@ class _Finder:
         return linear, subgraph
 
 
-def _mixture(subgraph: Subgraph, moe: Moe) -> _Rows | None:
+def _rows(subgraph: Subgraph) -> _Rows | None:
+    """The part of a layer that a gated MLP or a mixture can be, with an RMSNorm in front; None for other subgraphs."""
+    if isinstance(subgraph, MoeSubgraph) and subgraph.moe is not None:
+        return _mixture(subgraph.name, subgraph.moe)
+    if not isinstance(subgraph, GatedMlpSubgraph) or len(subgraph.blocks) > 1 or subgraph.blocks[0].norm is not None:
+        return None
+    mlp = subgraph.blocks[0].mlp
+    norm = match_rms_norm(mlp.x, mlp.up.weight.shape[1])
+    return None if norm is None else _Rows(mlp, norm, subgraph.name, mlp.y, mlp.nodes)
+
+
+def _mixture(subgraph: str, moe: Moe) -> _Rows | None:
     """A mixture whose router and experts read the same norm, and what only shapes its input and output."""
     x, inputs = _source(moe.x)
     router_x, router_inputs = _source(moe.router.x)
@@ -191,7 +196,7 @@ def _mixture(subgraph: Subgraph, moe: Moe) -> _Rows | None:
 
 
 def _shapes_for(nodes: Sequence[ir.Node]) -> list[ir.Node]:
-    """What computes shapes for `nodes` and for nothing else."""
+    """The nodes that compute shapes for `nodes` and for no others."""
     own, found = set(nodes), list[ir.Node]()
     waiting = [value for node in nodes if is_op(node, "Reshape") for value in node.inputs[1:]]
     while waiting:
@@ -207,7 +212,7 @@ def _shapes_for(nodes: Sequence[ir.Node]) -> list[ir.Node]:
 
 
 def _source(value: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
-    """What `value` has in another shape or type, and the nodes between, the first one first."""
+    """The value that `value` holds in another shape or type, and the nodes between, in order."""
     nodes: list[ir.Node] = []
     while is_op(node := value.producer(), *_SHAPING):
         nodes.insert(0, node)
@@ -218,9 +223,9 @@ def _source(value: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
 def _number(attention: CacheAttention) -> int:
     found = [_CACHE.fullmatch(value.name or "") for value in attention.past[:1]]
     if found[0] is None or not all(value.is_graph_input() for value in attention.past):
-        raise ValueError("its caches are no inputs past_key_values.LAYER.key and .value")
+        raise ValueError("its caches are not inputs past_key_values.LAYER.key and .value")
     if not all(value.is_graph_output() for value in attention.present):
-        raise ValueError("its caches are no outputs of the model")
+        raise ValueError("its caches are not outputs of the model")
     return int(found[0][1])
 
 
@@ -264,7 +269,7 @@ def _check_mixture(moe: Moe) -> None:
     if moe.shared is not None:
         raise ValueError("its mixture has a shared expert, which NVFP4MoEDecoder does not have")
     if routing.given is not None or routing.scoring not in _SCORINGS:
-        raise ValueError(f"its router's scoring, {routing.scoring}, is none of {', '.join(_SCORINGS)}")
+        raise ValueError(f"its router's scoring, {routing.scoring}, is not one of {', '.join(_SCORINGS)}")
     if routing.correction_bias is not None or routing.n_group > 1 or moe.router.bias is not None:
         raise ValueError("its router has biases or groups, which NVFP4MoEDecoder does not have")
     if routing.scale_input or first.gate is None:

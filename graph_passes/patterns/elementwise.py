@@ -5,8 +5,6 @@ with the functions that the ops serve. Every decomposition of GELU, SiLU and so 
 covered by one rule; onnxscript's pattern rewriter would need one pattern per spelling, association and operand order.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -110,7 +108,7 @@ class Region:
         for node in self.nodes:
             parts = [leaves_of[value] for value in node.inputs if value in leaves_of]
             if not parts:
-                continue  # of constants alone
+                continue  # of constants only
             if node.op_type in ("Div", "Mul") and parts[0] != parts[-1]:
                 return True
             leaves_of[node.outputs[0]] = frozenset().union(*parts)
@@ -139,7 +137,7 @@ def region_before(
     """The elementwise region that ends in `output` and starts at leaves, or None where something else feeds it.
 
     `features` is the size of the last axis throughout. Leaves have one shape, and no value in the region another one,
-    but for reshapes. `reader` reads the output, for what is noted where there is none.
+    but for reshapes. `reader` reads the output; it is noted where no region is found.
     """
     leaves: dict[ir.Value, None] = {}
     nodes: dict[ir.Node, None] = {}
@@ -164,12 +162,12 @@ def region_before(
             constant_types.add(tensor.dtype)
             number = float(np.asarray(tensor.numpy()).reshape(()))
             if tensor.dtype in FLOATS and abs(number) == float(tensor.dtype.max):
-                number = math.copysign(math.inf, number)  # a bound at the end of the type's range is none
+                number = math.copysign(math.inf, number)  # a bound at the end of the type's range does not bound
             constants[value] = number
             return True
         node = value.producer()
         if node is None or value is not node.outputs[0]:  # such as the mask of a Dropout
-            return stop(f"it reads {described(value)}, which is no linear of {features} channels")
+            return stop(f"it reads {described(value)}, which is not a linear of {features} channels")
         if node in nodes:
             return True
         if len(entered) >= _MAX_NODES:

@@ -1,6 +1,4 @@
-"""Finds every MoE block, MLP, linear and attention over a cache by structure; names play no part in what is found."""
-
-from __future__ import annotations
+"""Finds every MoE block, MLP, linear, attention over a cache and recurrence by structure, not by name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,18 +12,22 @@ from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
 from trt_nvfp4.graph_passes.patterns.attention.subgraphs import attention_subgraphs
 from trt_nvfp4.graph_passes.patterns.by_hand import by_hand_subgraphs
 from trt_nvfp4.graph_passes.patterns.decoder_layers import decoder_layers
-from trt_nvfp4.graph_passes.patterns.isolation import interior_refusal, refuse_shared_weights
+from trt_nvfp4.graph_passes.patterns.isolation import not_isolated, with_shared_weights
 from trt_nvfp4.graph_passes.patterns.joined import join_linears
 from trt_nvfp4.graph_passes.patterns.linear import match_linear
 from trt_nvfp4.graph_passes.patterns.mlp import match_mlp
 from trt_nvfp4.graph_passes.patterns.mlp_chain import chain_blocks
-from trt_nvfp4.graph_passes.patterns.moe.block import RefusedMoe
+from trt_nvfp4.graph_passes.patterns.moe.block import UnsupportedMoe
 from trt_nvfp4.graph_passes.patterns.moe.match import match_moes
 from trt_nvfp4.graph_passes.patterns.moe.router import match_routers
 from trt_nvfp4.graph_passes.patterns.moe.selected_weights import Selections
 from trt_nvfp4.graph_passes.patterns.names import subgraph_name
 from trt_nvfp4.graph_passes.patterns.quantized import is_quantized_product
-from trt_nvfp4.graph_passes.subgraphs.types import Block, Linear, Mlp, Moe, Subgraph
+from trt_nvfp4.graph_passes.patterns.recurrent import recurrent_subgraphs
+from trt_nvfp4.graph_passes.subgraphs.parts import Block, Linear, Mlp, Moe
+from trt_nvfp4.graph_passes.subgraphs.products import GatedMlpSubgraph, LinearSubgraph, MlpSubgraph, MoeSubgraph
+from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,17 @@ class _Projections:
     linears: tuple[Linear, ...]
 
 
-_Part: TypeAlias = Sequence[Block] | _Projections | Moe | RefusedMoe
+_Part: TypeAlias = Sequence[Block] | _Projections | Moe | UnsupportedMoe
 _DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}
 
 
 def find_subgraphs(model: SourceModel) -> list[Subgraph]:
-    """All MoE blocks, MLPs (consecutive blocks merged), remaining linears, attention blocks over caches and plugin
-    nodes put in by hand of the main graph, and the decoder layers that these make up, in graph order.
+    """All MoE blocks, MLPs (consecutive blocks merged), remaining linears, attention blocks over caches, recurrences
+    and plugin nodes put in by hand of the main graph, and the decoder layers that these make up, in graph order.
 
     Subgraphs that can be replaced never overlap, but for layers, whose parts are subgraphs too. One that is recognised
-    but cannot be replaced carries the reason in `refusal`; the experts of an MoE block of that kind are looked at one
-    by one, and so are the linears of such an MLP. Linears of one input that can be replaced are one subgraph (see
-    `join_linears`).
+    but cannot be replaced carries the reason in `unsupported`; the experts of such an MoE block and the linears of such
+    an MLP are looked at one by one. Linears of one input that can be replaced are one subgraph (see `join_linears`).
 
     Raises:
         ModelError: an MoE block that nothing can compute (see `match_moes`); all linears are quantized already, are in
@@ -56,14 +57,14 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
     linears = {linear.y: linear for linear in map(match_linear, model.graph) if linear is not None}
     selections = Selections(model.graph, linears)
     moes = match_moes(model.ir_model, linears, selections)
-    router = "it is a router's: rounding its weights would change which experts are chosen"
+    router = "it belongs to a router: rounding its weights could choose other experts"
     recognized = {node for moe in moes if isinstance(moe, Moe) for node in moe.nodes}
-    recognized |= {choice.node for moe in moes if isinstance(moe, RefusedMoe) for choice in moe.choices}
-    cautions = {
-        multiply: router if node in recognized else _choice_caution(node)
+    recognized |= {choice.node for moe in moes if isinstance(moe, UnsupportedMoe) for choice in moe.choices}
+    choosing = {
+        multiply: router if node in recognized else _feeds_a_choice(node)
         for multiply, node in match_routers(model.graph, linears, selections).items()
     }
-    cautions |= {moe.router.multiply: router for moe in moes}
+    choosing |= {moe.router.multiply: router for moe in moes}
     used: set[ir.Node] = {
         linear.multiply
         for moe in moes
@@ -71,47 +72,47 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         for linear in (*moe.linears, *([moe.shared_gate] if moe.shared_gate else []))
     }
     matched = [
-        (mlp, refusal or interior_refusal(mlp))
-        for mlp, refusal in filter(None, (match_mlp(down, linears) for down in linears.values()))
+        (mlp, reason or not_isolated(mlp))
+        for mlp, reason in filter(None, (match_mlp(down, linears) for down in linears.values()))
     ]
     apart: list[tuple[Mlp, str | None]] = []
     # First those that can be replaced: a linear in front of one is no MLP with its gate or up.
-    for mlp, refusal in sorted(matched, key=lambda match: match[1] is not None or match[0].down.multiply in cautions):
+    for mlp, reason in sorted(matched, key=lambda match: match[1] is not None or match[0].down.multiply in choosing):
         if used.isdisjoint(_multiplies(mlp)):
-            apart.append((mlp, refusal))
+            apart.append((mlp, reason))
             used.update(_multiplies(mlp))
-    mlps = refuse_shared_weights(apart)
-    # What cannot be replaced as an MLP may be as linears, unless a choice depends on it.
-    refused = {
+    mlps = with_shared_weights(apart)
+    # An MLP that cannot be replaced may be replaced linear by linear, unless a choice depends on it.
+    as_linears = {
         multiply: mlp.down.multiply
-        for mlp, refusal in mlps
-        if refusal is not None and mlp.down.multiply not in cautions
+        for mlp, reason in mlps
+        if reason is not None and mlp.down.multiply not in choosing
         for multiply in _multiplies(mlp)
     }
-    alone = refuse_shared_weights(
-        (linear, interior_refusal(linear))
+    isolated = with_shared_weights(
+        (linear, not_isolated(linear))
         for linear in linears.values()
-        if linear.multiply not in used or linear.multiply in refused
+        if linear.multiply not in used or linear.multiply in as_linears
     )
 
-    free = [part for part, refusal in alone if refusal is None and part.multiply not in cautions]
-    joined = join_linears(((part, refused.get(part.multiply)) for part in free), model.graph, position)
+    free = [part for part, reason in isolated if reason is None and part.multiply not in choosing]
+    joined = join_linears(((part, as_linears.get(part.multiply)) for part in free), model.graph, position)
 
     candidates: list[tuple[_Part, str | None]] = []
     candidates += [(moe, None) for moe in moes]
-    apart_from_chains = [refusal is not None or mlp.down.multiply in cautions for mlp, refusal in mlps]
+    apart_from_chains = [reason is not None or mlp.down.multiply in choosing for mlp, reason in mlps]
     chained = [mlp for (mlp, _), is_apart in zip(mlps, apart_from_chains, strict=True) if not is_apart]
     candidates += [(chain, None) for chain in chain_blocks(chained)]
     candidates += [
-        ([Block(mlp.x, mlp.y, mlp)], refusal)
-        for (mlp, refusal), is_apart in zip(mlps, apart_from_chains, strict=True)
+        ([Block(mlp.x, mlp.y, mlp)], reason)
+        for (mlp, reason), is_apart in zip(mlps, apart_from_chains, strict=True)
         if is_apart
     ]
     candidates += [(_Projections(group), None) for group in joined]
     candidates += [
-        (_Projections((part,)), refusal)
-        for part, refusal in alone
-        if part not in free and (refusal is None or part.multiply not in refused)
+        (_Projections((part,)), reason)
+        for part, reason in isolated
+        if part not in free and (reason is None or part.multiply not in as_linears)
     ]
     by_hand = list(by_hand_subgraphs(model.graph, position))
     if not candidates and not by_hand:
@@ -121,26 +122,27 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         part = candidate[0]
         if isinstance(part, Moe) and (producer := part.x.producer()) is not None:
             return max(position[part.router.nodes[-1]], position[producer] + 1)  # behind what makes either input
-        if isinstance(part, (Moe, RefusedMoe)):
+        if isinstance(part, (Moe, UnsupportedMoe)):
             return position[part.router.nodes[-1]]
         return position[part.linears[0].multiply if isinstance(part, _Projections) else part[0].mlp.up.multiply]
 
     taken = {_name(node) for node in model.graph}  # a plugin node must not take another node's name
-    subgraphs = []
-    for part, refusal in sorted(candidates, key=first_node):
+    subgraphs: list[Subgraph] = []
+    for part, reason in sorted(candidates, key=first_node):
         if isinstance(part, Moe):
             subgraphs.append(_moe_subgraph(part, taken))
-        elif isinstance(part, RefusedMoe):
-            subgraphs.append(_refused_moe_subgraph(part, taken))
+        elif isinstance(part, UnsupportedMoe):
+            subgraphs.append(_unsupported_moe_subgraph(part, taken))
         elif isinstance(part, _Projections):
-            caution = cautions.get(part.linears[0].multiply)
-            subgraphs.append(_linear_subgraph(part.linears, refusal, caution, taken, position))
+            unsupported = _unsupported(reason, choosing.get(part.linears[0].multiply))
+            subgraphs.append(_linear_subgraph(part.linears, unsupported, taken, position))
         else:
-            caution = cautions.get(part[-1].mlp.down.multiply)
-            subgraphs.append(_mlp_subgraph(part, refusal, caution, taken, position))
+            unsupported = _unsupported(reason, choosing.get(part[-1].mlp.down.multiply))
+            subgraphs.append(_mlp_subgraph(part, unsupported, taken, position))
     places = sorted(map(first_node, candidates))
     attentions = attention_subgraphs(model.ir_model, position, taken)
-    placed = [*zip(places, subgraphs, strict=True), *attentions, *by_hand]
+    recurrent = recurrent_subgraphs(model.graph, position)
+    placed = [*zip(places, subgraphs, strict=True), *attentions, *recurrent, *by_hand]
     # A layer stands in front of its parts.
     layers = [*decoder_layers([subgraph for _, subgraph in placed], position, taken)]
     return [subgraph for _, subgraph in sorted([*layers, *placed], key=lambda pair: pair[0])]
@@ -174,10 +176,16 @@ def _is_float64(value: ir.Value) -> bool:
     return tensor is not None and tensor.dtype == ir.DataType.DOUBLE
 
 
-def _choice_caution(chooser: ir.Node) -> str:
+def _unsupported(not_replaceable: str | None, feeds_a_choice: str | None) -> Reason | None:
+    if not_replaceable is not None:
+        return Reason(ReasonCode.NOT_REPLACEABLE, not_replaceable)
+    return None if feeds_a_choice is None else Reason(ReasonCode.FEEDS_A_CHOICE, feeds_a_choice)
+
+
+def _feeds_a_choice(chooser: ir.Node) -> str:
     return (
-        f"node '{chooser.name}' ({chooser.op_type}) selects weights by it, as by a router: rounding its own would "
-        "change what is selected (a mixture of experts that NVFP4MoE serves was not recognised behind it)"
+        f"node '{chooser.name}' ({chooser.op_type}) selects weights by its result, as a router does: rounding "
+        "could select others (no mixture of experts that NVFP4MoE serves was recognised behind it)"
     )
 
 
@@ -186,14 +194,13 @@ def _multiplies(mlp: Mlp) -> list[ir.Node]:
 
 
 def _mlp_subgraph(
-    chain: Sequence[Block], refusal: str | None, caution: str | None, taken: set[str], position: dict[ir.Node, int]
-) -> Subgraph:
+    chain: Sequence[Block], unsupported: Reason | None, taken: set[str], position: dict[ir.Node, int]
+) -> MlpSubgraph:
     mlp = chain[0].mlp
-    kind = "mlp" if mlp.gate is None else "gated_mlp"
+    of_kind = MlpSubgraph if mlp.gate is None else GatedMlpSubgraph
     nodes = sorted(dict.fromkeys(node for block in chain for node in block.nodes), key=position.__getitem__)
-    return Subgraph(
-        name=subgraph_name([node for block in chain for node in _multiplies(block.mlp)], kind, taken),
-        kind=kind,
+    return of_kind(
+        name=subgraph_name([node for block in chain for node in _multiplies(block.mlp)], of_kind.kind, taken),
         nodes=tuple(_name(node) for node in nodes),
         input=chain[0].x.name or "",
         output=chain[-1].y.name or "",
@@ -205,20 +212,17 @@ def _mlp_subgraph(
         },
         activation=mlp.activation,
         dtype=_DTYPES[mlp.up.weight.dtype],
-        refusal=refusal,
-        caution=caution,
+        unsupported=unsupported,
         blocks=tuple(chain),
     )
 
 
-def _moe_subgraph(moe: Moe, taken: set[str]) -> Subgraph:
+def _moe_subgraph(moe: Moe, taken: set[str]) -> MoeSubgraph:
     first = moe.experts[0]
-    return Subgraph(
-        # With the router: the experts alone are a module of their own in most models.
-        name=subgraph_name(
-            [moe.router.multiply, *dict.fromkeys(n for m in moe.experts for n in _multiplies(m))], "moe", taken
-        ),
-        kind="moe",
+    # With the router: the experts are a module of their own in most models.
+    multiplies = [moe.router.multiply, *dict.fromkeys(n for m in moe.experts for n in _multiplies(m))]
+    return MoeSubgraph(
+        name=subgraph_name(multiplies, MoeSubgraph.kind, taken),
         nodes=tuple(_name(node) for node in moe.nodes),
         input=moe.x.name or "",
         output=moe.y.name or "",
@@ -233,16 +237,14 @@ def _moe_subgraph(moe: Moe, taken: set[str]) -> Subgraph:
         },
         activation=first.activation,
         dtype=_DTYPES[first.up.weight.dtype],
-        refusal=None,
         moe=moe,
     )
 
 
-def _refused_moe_subgraph(moe: RefusedMoe, taken: set[str]) -> Subgraph:
+def _unsupported_moe_subgraph(moe: UnsupportedMoe, taken: set[str]) -> MoeSubgraph:
     choice = moe.choices[-1]
-    return Subgraph(
-        name=subgraph_name([moe.router.multiply, choice.node], "moe", taken),
-        kind="moe",
+    return MoeSubgraph(
+        name=subgraph_name([moe.router.multiply, choice.node], MoeSubgraph.kind, taken),
         nodes=(_name(choice.node),),
         input=moe.router.x.name or "",
         output=moe.router.y.name or "",
@@ -253,22 +255,18 @@ def _refused_moe_subgraph(moe: RefusedMoe, taken: set[str]) -> Subgraph:
         },
         activation="",
         dtype=_DTYPES[moe.router.weight.dtype],
-        refusal=moe.reason,
+        unsupported=Reason(ReasonCode.NOT_REPLACEABLE, moe.reason),
+        moe=None,
     )
 
 
 def _linear_subgraph(
-    linears: tuple[Linear, ...],
-    refusal: str | None,
-    caution: str | None,
-    taken: set[str],
-    position: dict[ir.Node, int],
-) -> Subgraph:
+    linears: tuple[Linear, ...], unsupported: Reason | None, taken: set[str], position: dict[ir.Node, int]
+) -> LinearSubgraph:
     nodes = sorted((node for linear in linears for node in linear.nodes), key=position.__getitem__)
     first = linears[0].weight
-    return Subgraph(
-        name=subgraph_name([linear.multiply for linear in linears], "linear", taken),
-        kind="linear",
+    return LinearSubgraph(
+        name=subgraph_name([linear.multiply for linear in linears], LinearSubgraph.kind, taken),
         nodes=tuple(_name(node) for node in nodes),
         input=linears[0].x.name or "",
         output=linears[0].y.name or "",
@@ -278,8 +276,7 @@ def _linear_subgraph(
         },
         activation="identity",
         dtype=_DTYPES[first.dtype],
-        refusal=refusal,
-        caution=caution,
+        unsupported=unsupported,
         projections=linears,
     )
 

@@ -1,7 +1,5 @@
 """Why matchers gave up on nodes: noted while somebody asks, for `inspect-engine --why`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -1,13 +1,11 @@
 """Linears of one input that one product can compute, such as Q, K and V: their weights joined along the output axis."""
 
-from __future__ import annotations
-
 from bisect import bisect
 from collections.abc import Hashable, Iterable, Mapping
 
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.subgraphs.types import Linear
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear
 
 # Where attention is computed: linears before and behind it belong to different layers.
 _ATTENTION = ("Softmax", "Attention", "GroupQueryAttention", "MultiHeadAttention", "CachedAttention")

@@ -1,7 +1,5 @@
 """Matches y = x W^T + b with constant W and b: MatMul or Gemm, then an Add."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
@@ -14,7 +12,7 @@ from trt_nvfp4.graph_passes.ir.nodes import (
     rank,
 )
 from trt_nvfp4.graph_passes.patterns.give_ups import described, gave_up
-from trt_nvfp4.graph_passes.subgraphs.types import Bias, Linear, Weight
+from trt_nvfp4.graph_passes.subgraphs.parts import Bias, Linear, Weight
 
 
 def match_linear(node: ir.Node) -> Linear | None:
@@ -35,13 +33,15 @@ def match_linear(node: ir.Node) -> Linear | None:
         return None
     weight, weight_nodes = _match_weight(operand(node, 1), trans_b, alpha)
     if weight is None:
-        gave_up("linear", node, _weight_obstacle(operand(node, 1)))
+        gave_up("linear", node, _unsupported_weight(operand(node, 1)))
         return None
     y = node.outputs[0]
     if c is not None:
         bias = _match_bias(c, weight.shape[0], beta, dimensions=2)
         if bias is None:
-            gave_up("linear", node, f"what it adds is no constant with one number per channel: {described(c)}")
+            gave_up(
+                "linear", node, f"the value that it adds is not a constant with one number per channel: {described(c)}"
+            )
             return None
         return Linear(x, y, weight, bias, node, (node,), weight_nodes)
     added = _match_add(y, weight.shape[0])
@@ -69,10 +69,10 @@ def _match_weight(value: ir.Value, trans_b: bool, alpha: float) -> tuple[Weight 
     ), nodes
 
 
-def _weight_obstacle(value: ir.Value) -> str:
+def _unsupported_weight(value: ir.Value) -> str:
     source = constant_source(value)
     if source is None:
-        return f"its second operand is computed, and no constant: {described(value)}"
+        return f"its second operand is computed, not a constant: {described(value)}"
     tensor = get_const_tensor(source[0])
     assert tensor is not None
     shape = list(tensor.shape.numpy())

@@ -1,7 +1,5 @@
 """Matches MLPs: two linears with an activation between, or three with a gate."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,11 +9,11 @@ from trt_nvfp4.graph_passes.ir.nodes import constant_integers, is_op, operand, o
 from trt_nvfp4.graph_passes.patterns.activation import recognize
 from trt_nvfp4.graph_passes.patterns.elementwise import region_before
 from trt_nvfp4.graph_passes.patterns.give_ups import described, gave_up
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear, Mlp
 
 
 def match_mlp(down: Linear, linears: Mapping[ir.Value, Linear]) -> tuple[Mlp, str | None] | None:
-    """The MLP that ends in `down` and the reason why it cannot be replaced (None if it can), or None if there is none.
+    """The MLP that ends in `down`, with the reason why it cannot be replaced or None; None without an MLP.
 
     `linears` are all linears of the graph by their output.
     """
@@ -36,7 +34,7 @@ def match_mlp(down: Linear, linears: Mapping[ir.Value, Linear]) -> tuple[Mlp, st
     if recognized is None:
         leaves = ", ".join(f"'{leaf.name}'" for leaf in region.leaves)
         what = f"what lies between {leaves} and '{down.x.name}' ({region.operators or 'nothing'})"
-        gave_up("mlp", down.multiply, f"{what} is no activation of one linear, nor a gate of two")
+        gave_up("mlp", down.multiply, f"{what} is neither an activation of one linear nor a gate of two")
         return None
     first = parts[region.leaves[recognized.gate]]
     up = first if recognized.up is None else parts[region.leaves[recognized.up]]
@@ -58,10 +56,10 @@ def match_mlp(down: Linear, linears: Mapping[ir.Value, Linear]) -> tuple[Mlp, st
         alpha=recognized.alpha,
         limit=recognized.limit,
     )
-    refusal = recognized.refusal
-    if refusal is None and region.reshapes and not _takes_matrix(down):
-        refusal = "a Reshape between its linears may change the leading dimensions"
-    return mlp, refusal
+    unsupported = recognized.unsupported
+    if unsupported is None and region.reshapes and not _takes_matrix(down):
+        unsupported = "a Reshape between its linears may change the leading dimensions"
+    return mlp, unsupported
 
 
 def _takes_matrix(linear: Linear) -> bool:

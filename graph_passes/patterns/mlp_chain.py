@@ -1,7 +1,5 @@
 """Chains consecutive MLP blocks, [RMSNorm] -> MLP -> [residual add], that one persistent launch can compute."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -9,11 +7,11 @@ import onnx_ir as ir
 from trt_nvfp4.graph_passes.ir.nodes import is_op
 from trt_nvfp4.graph_passes.patterns.isolation import escaping_use
 from trt_nvfp4.graph_passes.patterns.rms_norm import match_rms_norm
-from trt_nvfp4.graph_passes.subgraphs.types import Block, Mlp
+from trt_nvfp4.graph_passes.subgraphs.parts import Block, Mlp
 
 
 def _signature(block: Block) -> tuple[object, ...]:
-    """What the layers of one persistent op must have in common."""
+    """The properties that all layers of one persistent op share."""
     mlp = block.mlp
     return (
         mlp.gate is None,

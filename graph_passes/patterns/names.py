@@ -1,7 +1,5 @@
 """Readable, unique and stable names for subgraphs, from the module paths that exporters leave behind."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 
@@ -39,7 +37,7 @@ def module_path(node: ir.Node) -> list[str]:
 
 
 def _recorded_module(scopes: str) -> str | None:
-    """The innermost module of a list like "['', 'model', 'model.mlp', 'linear_3']", or None where it is none."""
+    """The innermost module of a list like "['', 'model', 'model.mlp', 'linear_3']", or None for another text."""
     names = re.findall("'([^']*)'", scopes)
     written = ", ".join(f"'{name}'" for name in names)
     return names[-2] if scopes == f"[{written}]" and len(names) > 1 else None

@@ -1,23 +1,21 @@
-"""Matches products with weights that are quantized already, which are no candidates: rounding them again adds error."""
-
-from __future__ import annotations
+"""Matches products with weights that are quantized already, which would be rounded a second time."""
 
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.ir.nodes import is_op, operand
 
-# Of integers, in ONNX and in ONNX Runtime's own domain.
+# Products of integers, in ONNX and in ONNX Runtime's own domain.
 _INTEGER_OPS = ("MatMulInteger", "QLinearMatMul")
 _CONTRIB_OPS = ("DynamicQuantizeMatMul", "MatMulBnb4", "MatMulIntegerToFloat", "MatMulNBits", "QGemm")
 _SAME_VALUES = ("Cast", "Identity", "Reshape", "Transpose")
-# Of what dequantization consists where it is spelled out: (Cast(q) - zero_point) * scale.
+# The operators of a dequantization that is spelled out: (Cast(q) - zero_point) * scale.
 _ARITHMETIC = ("Add", "Div", "Mul", "Sub")
 
 
 def is_quantized_product(node: ir.Node) -> bool:
     """`node` multiplies integers, or by what a DequantizeLinear, or arithmetic in its place, makes of a constant."""
-    if is_op(node, *_INTEGER_OPS) or (node.domain == "com.microsoft" and node.op_type in _CONTRIB_OPS):
+    if is_op(node, *_INTEGER_OPS):
         return True
     if not is_op(node, "MatMul", "Gemm"):
         return False
@@ -34,7 +32,7 @@ def is_quantized_product(node: ir.Node) -> bool:
 
 
 def _is_spelled_out(value: ir.Value) -> bool:
-    """Arithmetic on constants alone makes the matrix, one of them a Cast of integers, as in Mul(Cast(int8), scale)."""
+    """Whether only arithmetic on constants makes the matrix, one of them a Cast of integers: Mul(Cast(int8), scale)."""
     pending, seen, casts_integers = [value], set(), False
     while pending:
         made = pending.pop()

@@ -1,7 +1,5 @@
 """Matches RMSNorm: the operator of opset 23, or what exporters decompose it into (Casts to float32 included)."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
@@ -16,7 +14,7 @@ from trt_nvfp4.graph_passes.ir.nodes import (
     optional_operand,
     rank,
 )
-from trt_nvfp4.graph_passes.subgraphs.types import RMSNorm
+from trt_nvfp4.graph_passes.subgraphs.parts import RMSNorm
 
 
 def match_rms_norm(y: ir.Value, features: int) -> RMSNorm | None:

@@ -1,7 +1,5 @@
 """Counts the products with constants that a plan has no entry for, so that both add up to the model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,10 +16,7 @@ _PRODUCTS = (
     *("MatMulInteger", "QLinearMatMul", "ConvInteger", "QLinearConv"),
 )
 # In ONNX Runtime's own domain.
-_CONTRIB_PRODUCTS = (
-    *("Attention", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulBnb4", "MatMulIntegerToFloat", "MatMulNBits"),
-    *("MoE", "QAttention", "QGemm", "QLinearConv", "QMoE"),
-)
+_CONTRIB_PRODUCTS = ("Attention", "MoE")
 # What may lie between a constant and the product.
 _REARRANGING = (
     *("Cast", "Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Slice", "Split"),
@@ -45,10 +40,10 @@ def unplanned_products(model: SourceModel, plan: Plan) -> dict[str, UnplannedPro
     """By operator, the products with constant matrices that no entry of `plan` contains, most bytes first.
 
     Those in the bodies of control flow are among them. A constant that products of several operators share counts for
-    the first of them. Constant vectors are no matrices, whatever their number of dimensions.
+    the first of them. Constant vectors do not count, whatever their number of dimensions.
     """
     planned = {name for entry in plan.subgraphs for name in entry.nodes}
-    made_of: dict[ir.Value, tuple[ir.Value, ...]] = {}  # what constants alone make, and these constants
+    made_of: dict[ir.Value, tuple[ir.Value, ...]] = {}  # values made of only constants, and these constants
     counts: dict[str, int] = {}
     sizes: dict[str, int] = {}
     seen: set[ir.Value] = set()
@@ -78,7 +73,7 @@ def _is_product(node: ir.Node) -> bool:
 
 
 def _matrices(value: ir.Value, made_of: Mapping[ir.Value, tuple[ir.Value, ...]]) -> list[ir.Value]:
-    """The constants of two dimensions or more that `value` is made of: one that is rearranged, or several alone."""
+    """The constants of two dimensions or more that `value` is made of: a rearranged one, or several combined ones."""
     least = 2
     while (producer := value.producer()) is not None and producer.op_type in (*_REARRANGING, *_CHOOSING):
         least += producer.op_type in _CHOOSING

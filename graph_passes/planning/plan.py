@@ -1,11 +1,9 @@
 """A plan: what is to become of every subgraph of a model, and why."""
 
-from __future__ import annotations
-
 import difflib
 import textwrap
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,45 +11,27 @@ from trt_nvfp4.calibration import recipes
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.graph_passes.load.activation_types import Activations
 from trt_nvfp4.graph_passes.load.source import SourceModel
-from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
+from trt_nvfp4.graph_passes.lowerings.decision import RENAMED, Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, REPLACING_OPS
-from trt_nvfp4.graph_passes.lowerings.residual_channels import RESIDUAL_DECISIONS, residual_obstacle
+from trt_nvfp4.graph_passes.lowerings.residual_channels import RESIDUAL_DECISIONS, residual_unsupported
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning import plan_file
-from trt_nvfp4.graph_passes.planning.decoder import KIND as DECODER
-from trt_nvfp4.graph_passes.planning.decoder import split_part
+from trt_nvfp4.graph_passes.planning.kinds.registry import KINDS, kind_of
 from trt_nvfp4.graph_passes.planning.plan_file import PlanError
 from trt_nvfp4.graph_passes.planning.planned import ENTRY_KEYS, OPTIONAL_KEYS, PlannedSubgraph
 from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
-from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 
-__all__ = [
-    "BY_HAND",
-    "DEFAULT_KINDS",
-    "KINDS",
-    "PRECISIONS",
-    "SELECTABLE_KINDS",
-    "Plan",
-    "PlanError",
-    "PlannedSubgraph",
-    "facts",
-    "has_ranges",
-]
+__all__ = ["PRECISIONS", "Plan", "PlanError", "PlannedSubgraph", "facts", "settled"]
 
-#: Those that `--kinds all` means; SELECTABLE_KINDS are all that it may name.
-KINDS = ("moe", "gated_mlp", "mlp", "linear")
-#: The kind of plugin nodes that the model brought; not one to select.
-BY_HAND = "by_hand"
-SELECTABLE_KINDS = (*KINDS, DECODER)
-DEFAULT_KINDS = ("moe", "gated_mlp", "mlp")
 PRECISIONS = ("auto", "nvfp4", "native-nvfp4", "fp8", "bf16")
 
 
 @dataclass
 class Plan:
-    """What is to become of every subgraph found; `precision` is what was asked for, `target` for which GPU, `recipe`
-    how NVFP4 weights are made (see `trt_nvfp4.calibration.recipes`), `activations` what the rest of the network
-    computes in."""
+    """The decision on every subgraph of a model. `precision` is the requested one, `target` the GPU's name, `recipe`
+    how NVFP4 weights are made (see `trt_nvfp4.calibration.recipes`), `activations` the type of the
+    rest of the network."""
 
     model: str
     target: str
@@ -66,10 +46,11 @@ class Plan:
         entries = [entry.as_yaml() for entry in self.subgraphs]
         values: dict[str, Any] = {key: getattr(self, key) for key in _PLAN_KEYS}
         values["activations"] = plan_file.activations_as_yaml(self.activations)
-        plan_file.write(Path(path), values | {"subgraphs": entries}, _descriptions())
+        descriptions = {str(decision): lowering.description for decision, lowering in LOWERINGS.items()}
+        plan_file.write(Path(path), values | {"subgraphs": entries}, descriptions)
 
     @classmethod
-    def load(cls, path: str | Path) -> Plan:
+    def load(cls, path: str | Path) -> "Plan":
         """Reads a plan. A reason that was given for another decision than the entry's says so.
 
         Raises:
@@ -79,6 +60,37 @@ class Plan:
         values, activations, entries = plan_file.read(Path(path), _PLAN_KEYS, ENTRY_KEYS, OPTIONAL_KEYS)
         planned = [_entry(Path(path), entry) for entry in entries]
         return cls(**values, activations=activations, subgraphs=planned, path=Path(path))
+
+    def check_by_itself(self, capabilities: Capabilities | None = None) -> None:
+        """Checks what can be known without the model, against a target where its `capabilities` are given.
+
+        Raises:
+            PlanError: an unknown precision or recipe; an entry with an unknown op, one that is there twice, or one with
+                a decision that the target does not allow.
+        """
+        if self.precision not in PRECISIONS:
+            raise PlanError(
+                f"{self.path or 'plan'}: unknown precision '{self.precision}'; one of {', '.join(PRECISIONS)}"
+            )
+        try:
+            recipes.parse(self.recipe)
+        except CalibrationError as error:
+            raise PlanError(f"{self.path or 'plan'}: {error}") from error
+        seen: set[str] = set()
+        for entry in self.subgraphs:
+            where = self._place(entry)
+            if entry.op and entry.op not in REPLACING_OPS:
+                raise PlanError(f"{where}: unknown op '{entry.op}'; one of {', '.join(REPLACING_OPS)}")
+            if entry.name in seen:
+                raise PlanError(f"{where} is planned twice")
+            seen.add(entry.name)
+            unsupported = None if capabilities is None else entry.lowering.unsupported_by(capabilities)
+            if unsupported is not None:
+                raise PlanError(f"{where}: it cannot be {entry.decision}: {unsupported.text}")
+
+    def _place(self, entry: PlannedSubgraph) -> str:
+        """How messages name an entry."""
+        return f"{self.path or 'plan'}{f', line {entry.line}' if entry.line else ''}: subgraph '{entry.name}'"
 
     def check(
         self,
@@ -90,27 +102,15 @@ class Plan:
         entry with the subgraph that it is about, in graph order. `found`: the model's subgraphs, None: find them.
 
         Raises:
-            PlanError: an unknown precision or recipe; an entry with an unknown op, for a subgraph or node
-                that is not there, twice, that says of its subgraph what is not so, or with a decision that its
-                subgraph or the target does not allow.
+            PlanError: as `check_by_itself`; an entry for a subgraph or node that is not there, that says of its
+                subgraph what is not so, or with a decision that its subgraph does not allow.
         """
-        if self.precision not in PRECISIONS:
-            raise PlanError(
-                f"{self.path or 'plan'}: unknown precision '{self.precision}'; one of {', '.join(PRECISIONS)}"
-            )
-        try:
-            recipes.parse(self.recipe)
-        except CalibrationError as error:
-            raise PlanError(f"{self.path or 'plan'}: {error}") from error
+        self.check_by_itself(capabilities)
         by_name = {subgraph.name: subgraph for subgraph in (find_subgraphs(model) if found is None else found)}
         node_names = {node.name for node in model.graph}
         checked: dict[str, tuple[PlannedSubgraph, Subgraph]] = {}
         for entry in self.subgraphs:
-            where = f"{self.path or 'plan'}{f', line {entry.line}' if entry.line else ''}: subgraph '{entry.name}'"
-            if entry.op and entry.op not in REPLACING_OPS:
-                raise PlanError(f"{where}: unknown op '{entry.op}'; one of {', '.join(REPLACING_OPS)}")
-            if entry.name in checked:
-                raise PlanError(f"{where} is planned twice")
+            where = self._place(entry)
             gone = [name for name in entry.nodes if name not in node_names]
             if gone:
                 raise PlanError(f"{where}: {model.path} has no node '{gone[0]}'; plan this model anew")
@@ -126,16 +126,12 @@ class Plan:
                         f"{where}: '{key}' is {is_so} in {model.path}, and {is_not} in the plan; leave it as it was, "
                         "or plan this model anew"
                     )
-            missing = None if capabilities is None else entry.lowering.missing_on(capabilities)
-            obstacle = missing or entry.lowering.unsupported(subgraph)
-            if obstacle is not None:
-                raise PlanError(f"{where}: it cannot be {entry.decision}: {obstacle.text}")
+            unsupported = entry.lowering.unsupported(subgraph)
+            if unsupported is not None:
+                raise PlanError(f"{where}: it cannot be {entry.decision}: {unsupported.text}")
             self._check_residual_channels(where, entry, subgraph)
-            if entry.decision == Decision.DECODER and (why := split_part(entry, subgraph, self.subgraphs)) is not None:
-                raise PlanError(
-                    f"{where}: it cannot be {entry.decision}: {why}; plan {Decision.NVFP4_W4A16} for its products and "
-                    f"{Decision.ATTENTION} for its attention, or {Decision.KEEP} for the layer"
-                )
+            if (why := kind_of(entry).conflict(entry, subgraph, self.subgraphs)) is not None:
+                raise PlanError(f"{where}: it cannot be {entry.decision}: {why}; edit one, or plan {Decision.KEEP}")
             checked[entry.name] = entry, subgraph
         return [checked[name] for name in by_name if name in checked]
 
@@ -149,12 +145,12 @@ class Plan:
             raise PlanError(f"{where}: 'residual_channels' is {count}; one of {', '.join(map(str, known))}")
         if not count:
             return
-        obstacle: str | None = f"it is {entry.decision}"
+        unsupported: str | None = f"it is {entry.decision}"
         if entry.decision in RESIDUAL_DECISIONS:
             is_mixed = entry.decision == Decision.NVFP4_MIXED
-            obstacle = residual_obstacle(subgraph, entry.own(recipes.parse(self.recipe)), is_mixed=is_mixed)
-        if obstacle is not None:
-            raise PlanError(f"{where}: it cannot have residual channels: {obstacle}; leave out 'residual_channels'")
+            unsupported = residual_unsupported(subgraph, entry.own(recipes.parse(self.recipe)), is_mixed=is_mixed)
+        if unsupported is not None:
+            raise PlanError(f"{where}: it cannot have residual channels: {unsupported}; leave out 'residual_channels'")
 
 
 _PLAN_KEYS = tuple(f.name for f in fields(Plan) if f.name not in ("path", "activations"))
@@ -162,13 +158,16 @@ _PLAN_KEYS = tuple(f.name for f in fields(Plan) if f.name not in ("path", "activ
 
 def _entry(path: Path, read: dict[str, Any]) -> PlannedSubgraph:
     """An entry of a plan file. A reason that was given for another decision says so."""
-    for key, kind in (("decision", Decision), ("reason_code", ReasonCode)):
-        if key in read and read[key] not in list(kind):
+    decided, _, why = read["reason"].partition(": ")
+    decided = RENAMED.get(decided, decided)
+    read = {**read, "decision": RENAMED.get(read["decision"], read["decision"])}
+    known: dict[str, Collection[str]] = {"kind": KINDS, "decision": list(Decision), "reason_code": list(ReasonCode)}
+    for key, values in known.items():
+        if key in read and read[key] not in values:
             raise PlanError(
                 f"{path}, line {read['line']}: subgraph '{read['name']}': unknown {key} '{read[key]}'; one of "
-                f"{', '.join(kind)}"
+                f"{', '.join(values)}"
             )
-    decided, _, why = read["reason"].partition(": ")
     code = ReasonCode(read["reason_code"]) if "reason_code" in read else None
     reason = read["reason"]
     if decided == read["decision"]:
@@ -178,13 +177,8 @@ def _entry(path: Path, read: dict[str, Any]) -> PlannedSubgraph:
     return PlannedSubgraph(**{**read, "decision": Decision(read["decision"]), "reason": reason, "reason_code": code})
 
 
-def _descriptions() -> dict[str, str]:
-    """What each decision means, for the header of plan files."""
-    return {str(decision): lowering.description for decision, lowering in LOWERINGS.items()}
-
-
 def facts(subgraph: Subgraph) -> dict[str, Any]:
-    """What an entry says of its subgraph beside the name, which no edit can change."""
+    """The facts about its subgraph in an entry, beside the name, which no edit can change."""
     return {
         "kind": subgraph.kind,
         "shapes": dict(subgraph.shapes),
@@ -197,6 +191,14 @@ def facts(subgraph: Subgraph) -> dict[str, Any]:
     }
 
 
-def has_ranges(subgraph: Subgraph | PlannedSubgraph, calibrated: bool | Collection[str]) -> bool:
-    """Whether statistics are known of what the linears multiply, for `calibrated` as in `make_plan`."""
-    return calibrated if isinstance(calibrated, bool) else set(subgraph.linear_inputs) <= set(calibrated)
+def settled(entries: Sequence[PlannedSubgraph], found: Iterable[Subgraph]) -> list[PlannedSubgraph]:
+    """`entries`, in which those that cannot be carried out beside others are kept: layers with parts of another
+    precision. `found`: the model's subgraphs."""
+    by_name = {subgraph.name: subgraph for subgraph in found}
+    kept = []
+    for entry in entries:
+        if (why := kind_of(entry).conflict(entry, by_name[entry.name], entries)) is not None:
+            code = ReasonCode.ACCURACY_BUDGET
+            entry = replace(entry, decision=Decision.KEEP, op="", reason=why, reason_code=code)
+        kept.append(entry)
+    return kept

@@ -1,7 +1,5 @@
 """Plans on disk: YAML that a person may edit, with positions kept for messages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ _MOST_VALUES = 10_000_000
 
 
 class PlanError(ModelError):
-    """A plan that does not fit the model, or is no plan."""
+    """An invalid plan, or one that does not fit the model."""
 
     exit_code = 2
 
@@ -88,7 +86,7 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def activations_as_yaml(activations: Activations) -> dict[str, Any]:
-    """What a plan file says of the network's precision."""
+    """The network's precision as a plan file holds it."""
     said: dict[str, Any] = {"type": activations.type}
     if activations.note:
         said["note"] = activations.note

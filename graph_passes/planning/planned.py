@@ -1,14 +1,15 @@
 """One entry of a plan."""
 
-from __future__ import annotations
-
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from trt_nvfp4.calibration.recipes import Recipe
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
-from trt_nvfp4.graph_passes.lowerings.registry import Lowering, lowering_of
+from trt_nvfp4.graph_passes.lowerings.lowering import Lowering
+from trt_nvfp4.graph_passes.lowerings.registry import lowering_of
 from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 
 
 @dataclass
@@ -18,7 +19,7 @@ class PlannedSubgraph:
     `reason` says why it was decided, for people, `reason_code` for programs (None in plans from before there were
     codes). `op` is the operator that replaces the nodes ("" where none does), `linear_inputs` the tensors that its
     linears multiply, `line` the entry's line in the plan file (0 where it has none), `kernels` what serves it on the
-    target and why (see `kernel_class`; "" where nobody asked yet), `residual_channels` how many it has, where not as
+    target and why (see `kernel_class`; "" before it is noted), `residual_channels` how many it has, where not as
     many as the plan's recipe says. The rest is as in `Subgraph`.
     """
 
@@ -40,7 +41,7 @@ class PlannedSubgraph:
     line: int = 0
 
     def as_yaml(self) -> dict[str, Any]:
-        """What a plan file holds of it."""
+        """The entry as a plan file holds it."""
         entry = {
             key: getattr(self, key) for key in FILE_KEYS if key in ENTRY_KEYS or getattr(self, key) not in ("", None)
         }
@@ -49,7 +50,7 @@ class PlannedSubgraph:
 
     @property
     def lowering(self) -> Lowering:
-        """What computes it."""
+        """The lowering of its decision."""
         return lowering_of(self.decision, self.kind, self.op)
 
     def own(self, recipe: Recipe) -> Recipe:
@@ -61,3 +62,8 @@ OPTIONAL_KEYS = ("reason_code", "kernels", "residual_channels")
 # What a plan file holds: all but where it was read from.
 FILE_KEYS = tuple(f.name for f in fields(PlannedSubgraph) if f.name != "line")
 ENTRY_KEYS = tuple(key for key in FILE_KEYS if key not in OPTIONAL_KEYS)
+
+
+def has_ranges(subgraph: Subgraph | PlannedSubgraph, calibrated: bool | Collection[str]) -> bool:
+    """Whether statistics are known of what the linears multiply, for `calibrated` as in `make_plan`."""
+    return calibrated if isinstance(calibrated, bool) else set(subgraph.linear_inputs) <= set(calibrated)

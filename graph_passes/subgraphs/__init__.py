@@ -1,1 +1,1 @@
-"""What was found: subgraphs, their weights and biases."""
+"""Subgraphs as they are found, their weights and biases."""

@@ -1,6 +1,4 @@
-"""What a block of attention over a cache computes, whatever operators it is written in."""
-
-from __future__ import annotations
+"""Attention over a cache, whatever operators it is written in."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,7 +6,8 @@ from enum import Enum
 import numpy as np
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.subgraphs.parts import RMSNorm
+from trt_nvfp4.graph_passes.subgraphs.parts import OBSERVED, RMSNorm
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 
 
 class Layout(Enum):
@@ -75,3 +74,26 @@ class CacheAttention:
         if self.query.norm is None or self.key.norm is None:
             return None
         return self.query.norm, self.key.norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSubgraph(Subgraph):
+    """Attention over a cache; `attention` is None for one that cannot be replaced.
+
+    `shapes`: heads, kv_heads, head_dim, capacity, window (0: none); none for one that cannot be replaced.
+    """
+
+    kind = "attention"
+
+    attention: CacheAttention | None
+
+    @property
+    def op(self) -> str:
+        return "CachedAttention"
+
+    @property
+    def linear_inputs(self) -> list[str]:
+        """The names of the new keys and values, as they are cached."""
+        if self.attention is None:
+            return []
+        return [str(value.meta.get(OBSERVED, value.name)) for value in self.attention.appended]

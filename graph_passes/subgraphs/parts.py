@@ -1,6 +1,4 @@
-"""What subgraphs are made of: weights, linears, MLPs, norms, MoE blocks."""
-
-from __future__ import annotations
+"""The parts of subgraphs: weights, linears, MLPs, norms, MoE blocks."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +6,7 @@ import onnx_ir as ir
 
 # Key of a value's `meta`: the name of the tensor of the original model that it equals but for rounding.
 OBSERVED = "trt_nvfp4.observed"
-# Of a weight's: the largest magnitudes of the weight that it is one rank's share of, one for each expert.
+# Key of a weight's `meta`: the largest magnitudes of the weight that it is one rank's share of, one for each expert.
 WHOLE_AMAX = "trt_nvfp4.whole_amax"
 
 
@@ -67,7 +65,7 @@ class Linear:
         return str(self.x.meta.get(OBSERVED, self.x.name or ""))
 
     @property
-    def linears(self) -> tuple[Linear]:
+    def linears(self) -> "tuple[Linear]":
         """Itself."""
         return (self,)
 
@@ -80,6 +78,20 @@ class Linear:
     def shares_weight(self) -> bool:
         """Whether the weight is read more than once."""
         return any(len(value.uses()) > 1 for value in self.weight_values)
+
+
+@dataclass(frozen=True)
+class FirstProducts:
+    """The linears that read one input `x` of a subgraph, those of one weight together.
+
+    `beside`: linears of the subgraph that may read it too and are not quantized, such as a router; `nodes`: its other
+    nodes that may.
+    """
+
+    x: ir.Value
+    matrices: list[list[Linear]]
+    beside: tuple[Linear, ...] = ()
+    nodes: tuple[ir.Node, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -174,10 +186,14 @@ class Moe:
     shared: Mlp | None
     shared_gate: Linear | None
     nodes: tuple[ir.Node, ...]
-    routed: Moe | None = None
+    routed: "Moe | None" = None
+
+    @property
+    def mlps(self) -> tuple[Mlp, ...]:
+        """All experts, then the shared one."""
+        return self.experts if self.shared is None else (*self.experts, self.shared)
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """Those of all experts, then those of the shared one."""
-        mlps = self.experts if self.shared is None else (*self.experts, self.shared)
-        return tuple(linear for mlp in mlps for linear in mlp.linears)
+        return tuple(linear for mlp in self.mlps for linear in mlp.linears)

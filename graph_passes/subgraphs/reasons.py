@@ -1,21 +1,23 @@
 """Why a subgraph is computed as it is: a text for people, and a code that programs may depend on."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from trt_nvfp4.graph_passes.subgraphs.text_enum import TextEnum
 
 
 class ReasonCode(TextEnum):
-    """What kind of reason it is. Codes are stable: plans and reports hold them."""
+    """The kind of a reason. Codes are stable: plans and reports hold them."""
 
-    #: The first choice of the precision that was asked for.
+    #: The first choice of the requested precision.
     PREFERRED = "preferred"
     NO_CALIBRATION = "no_calibration_data"
     FASTER_IN_FP8 = "faster_in_fp8"
     FASTER_IN_W4A4 = "faster_in_w4a4"
     PUBLISHED_IN_FP8 = "published_in_fp8"
+    #: So few rows that reading the weights takes all its time.
+    FEW_ROWS = "few_rows"
+    #: It embeds an input of a denoiser, or makes its output.
+    EDGE = "first_or_last"
     ACCURACY_BUDGET = "accuracy_budget"
     #: The decision was edited in the plan file.
     EDITED = "edited"
@@ -38,8 +40,9 @@ class ReasonCode(TextEnum):
     KIND_UNSUPPORTED = "unsupported_kind"
 
 
-class Reason(NamedTuple):
-    """A code and its text."""
+@dataclass(frozen=True)
+class Reason:
+    """A code, which programs may depend on, and its text for people."""
 
     code: ReasonCode
     text: str

@@ -1,14 +1,12 @@
 """The subgraphs of a model as those of its clone, so that a clone need not be searched again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 
 
 def rebind(subgraphs: Sequence[Subgraph], original: ir.Graph, clone: ir.Graph) -> list[Subgraph]:

@@ -1,7 +1,5 @@
 """Enumerations of text, as `enum.StrEnum` of Python 3.11."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 

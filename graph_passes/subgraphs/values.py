@@ -1,7 +1,5 @@
 """Weights of subgraphs row by row in float32, biases, and initializers made of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -136,7 +134,7 @@ def _as_multiplied(values: torch.Tensor, part: Weight) -> torch.Tensor:
 
 
 def bias_vector(biases: Sequence[Bias | None], features: int) -> torch.Tensor:
-    """The biases [features] of the parts of a matrix, interleaved like its rows; zeros where there is none."""
+    """The biases [features] of the parts of a matrix, interleaved like its rows; zeros without a bias."""
     vectors = [torch.zeros(features) if bias is None else bias_rows(bias, features) for bias in biases]
     return torch.stack(vectors, dim=1).reshape(-1)
 
@@ -149,7 +147,7 @@ def bias_rows(bias: Bias, features: int) -> torch.Tensor:
 
 
 def norm_weight(norm: RMSNorm | None, features: int, as_computed: bool = False) -> torch.Tensor:
-    """What an RMSNorm multiplies by, float32 [features]; ones where there is none.
+    """The weights of an RMSNorm, float32 [features]; ones without a norm or a weight.
 
     `as_computed`: rounded as the network rounds it, where this program chose the network's type.
     """

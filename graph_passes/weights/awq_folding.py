@@ -5,8 +5,6 @@ and the rows of `up` in front of `down` (Lin et al., arXiv 2306.00978, section 3
 before, to rounding; its weights are then quantized like any others.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +20,8 @@ from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.graph_passes.ir.last_axis import keeps_last_axis
 from trt_nvfp4.graph_passes.ir.nodes import is_op, operand, optional_operand, rank
 from trt_nvfp4.graph_passes.patterns.rms_norm import match_rms_norm
-from trt_nvfp4.graph_passes.subgraphs.types import Bias, Linear, Mlp, Subgraph, Weight
+from trt_nvfp4.graph_passes.subgraphs.parts import Bias, FirstProducts, Linear, Mlp, Weight
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import Matrix, constant
 from trt_nvfp4.plugins.ops import GATED_ONLY
 
@@ -63,32 +62,32 @@ class Folding:
 def find_foldings(subgraphs: Sequence[Subgraph]) -> tuple[list[Folding], dict[str, list[str]]]:
     """Where s can be folded for `subgraphs`, all of those that get NVFP4 weights; and by name why not elsewhere."""
     foldings: list[Folding] = []
-    obstacles: dict[str, dict[str, None]] = {subgraph.name: {} for subgraph in subgraphs}
-    roots: dict[ir.Value, list[tuple[Subgraph, list[list[Linear]], list[Linear]]]] = {}
+    unsupported: dict[str, dict[str, None]] = {subgraph.name: {} for subgraph in subgraphs}
+    roots: dict[ir.Value, list[tuple[Subgraph, FirstProducts]]] = {}
     for subgraph in subgraphs:
         hidden: dict[ir.Value, list[Mlp]] = {}
-        for mlp in _mlps(subgraph):
+        for mlp in subgraph.mlps:
             hidden.setdefault(mlp.down.x, []).append(mlp)
         for mlps in hidden.values():
             found = _hidden(mlps)
             if isinstance(found, Folding):
                 foldings.append(found)
             else:
-                obstacles[subgraph.name][f"hidden channels: {found}"] = None
-        for x, linears, others in _inputs(subgraph):
-            roots.setdefault(_root(x), []).append((subgraph, linears, others))
+                unsupported[subgraph.name][f"hidden channels: {found}"] = None
+        for first in subgraph.first_products:
+            roots.setdefault(_root(first.x), []).append((subgraph, first))
     for root, uses in roots.items():
-        readers = [linears for _, matrices, _ in uses for linears in matrices]
-        others = [linear for _, _, beside in uses for linear in beside]
-        nodes = {node for subgraph, _, _ in uses if subgraph.moe is not None for node in subgraph.moe.nodes}
+        readers = [linears for _, first in uses for linears in first.matrices]
+        others = [linear for _, first in uses for linear in first.beside if _root(linear.x) is root]
+        nodes = {node for _, first in uses for node in first.nodes}
         inside = nodes.union(*(linear.nodes for linear in others), *(part.nodes for parts in readers for part in parts))
         found = _at_norm(root, readers, others, frozenset(inside))
         if isinstance(found, Folding):
             foldings.append(found)
         else:
-            for subgraph, _, _ in uses:
-                obstacles[subgraph.name][f"input channels: {found}"] = None
-    return foldings, {name: list(reasons) for name, reasons in obstacles.items() if reasons}
+            for subgraph, _ in uses:
+                unsupported[subgraph.name][f"input channels: {found}"] = None
+    return foldings, {name: list(reasons) for name, reasons in unsupported.items() if reasons}
 
 
 def fold(foldings: Sequence[Folding], recipe: Recipe, statistics: Statistics) -> Statistics:
@@ -124,13 +123,6 @@ def _searched_rows(linears: Sequence[Linear]) -> torch.Tensor:
     return torch.cat([chunk[::step] for chunk in matrix.chunks()])
 
 
-def _mlps(subgraph: Subgraph) -> list[Mlp]:
-    if subgraph.moe is not None:
-        shared = subgraph.moe.shared
-        return [*subgraph.moe.experts, *([] if shared is None else [shared])]
-    return [block.mlp for block in subgraph.blocks]
-
-
 def _hidden(mlps: Sequence[Mlp]) -> Folding | str:
     """Of MLPs whose `down` reads one tensor; or what is in the way."""
     first = mlps[0]
@@ -148,18 +140,6 @@ def _hidden(mlps: Sequence[Mlp]) -> Folding | str:
         if constant(bias.stored).size == 1 or len(bias.stored.uses()) > 1:
             return f"bias '{bias.stored.name}' is used more than once"
     return Folding([[mlp.down] for mlp in mlps], [], ups=ups, power=power)
-
-
-def _inputs(subgraph: Subgraph) -> list[tuple[ir.Value, list[list[Linear]], list[Linear]]]:
-    """Each x that the subgraph's first linears read, those linears, and those beside them that are not quantized."""
-    if subgraph.projections:
-        return [(subgraph.projections[0].x, [list(subgraph.projections)], [])]
-    firsts = [list(mlp.linears[:-1]) for mlp in _mlps(subgraph)]
-    if subgraph.moe is None:
-        return [(linears[0].x, [linears], []) for linears in firsts]
-    x = subgraph.moe.x
-    beside = [linear for linear in (subgraph.moe.router, subgraph.moe.shared_gate) if linear is not None]
-    return [(x, firsts, [linear for linear in beside if _root(linear.x) is _root(x)])]
 
 
 def _root(x: ir.Value) -> ir.Value:

@@ -1,22 +1,22 @@
-"""What an NVFP4 checkpoint holds of a subgraph: weights of its matrices, ranges of what they are multiplied with."""
-
-from __future__ import annotations
+"""A subgraph's data in an NVFP4 checkpoint: weights of its matrices, and ranges of their inputs."""
 
 from collections.abc import Iterable, Sequence
 
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.graph_passes.patterns.names import module_path
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Subgraph
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear
+from trt_nvfp4.graph_passes.subgraphs.products import MoeSubgraph
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 from trt_nvfp4.graph_passes.weights.checkpoint_experts import PackedExperts
-from trt_nvfp4.graph_passes.weights.checkpoint_weights import NVFP4Source, input_scale
+from trt_nvfp4.graph_passes.weights.checkpoint_weights import NVFP4Source, common_scale, input_scale
 from trt_nvfp4.plugins.ops.number_formats import E2M1_MAX, E4M3_MAX
 
 
 def packed_sources(checkpoint: NVFP4Checkpoint, linears: Sequence[Linear]) -> tuple[NVFP4Source, ...] | None:
-    """Where the linears of one matrix (gate and up, or another alone) lie in the checkpoint.
+    """Where the linears of one matrix (gate and up, or another one) lie in the checkpoint.
 
-    None where it has not all of them, the model turns a product's sign, or a checkpoint that is the model's own has
-    other tensor scales for gate and up, where the op has one for both.
+    None if it lacks one of them or the model negates a product; also if the checkpoint is the model's own, and gate
+    and up have no common tensor scale, which the op needs.
     """
     modules = [_module(checkpoint, linear) for linear in linears]
     if None in modules or any(linear.weight.scale <= 0 for linear in linears):
@@ -26,19 +26,18 @@ def packed_sources(checkpoint: NVFP4Checkpoint, linears: Sequence[Linear]) -> tu
         for module, linear in zip(modules, linears, strict=True)
         if module is not None
     )
-    if checkpoint.of_model and len({float(source.tensor_scales()[0]) for source in sources}) > 1:
-        return None
-    return sources
+    return None if checkpoint.of_model and common_scale(sources) is None else sources
 
 
 def separate_scales(checkpoint: NVFP4Checkpoint | None, linears: tuple[Linear, ...]) -> list[tuple[Linear, ...]]:
-    """All of `linears` in one group, or each alone where the checkpoint has some of them and they cannot be one matrix:
-    some are missing there, or their tensor scales differ."""
+    """`linears` in groups that can be one matrix: all in one group, or each in its own if the checkpoint has only some
+    of them or their tensor scales differ."""
     if checkpoint is None:
         return [linears]
     found = [packed_sources(checkpoint, (linear,)) for linear in linears]
-    scales = {None if sources is None else sources[0].tensor_scales()[0].item() for sources in found}
-    return [linears] if len(scales) == 1 else [(linear,) for linear in linears]
+    known = [sources[0] for sources in found if sources is not None]
+    fits = len(known) in (0, len(found)) and (not known or common_scale(known) is not None)
+    return [linears] if fits else [(linear,) for linear in linears]
 
 
 def _module(checkpoint: NVFP4Checkpoint, linear: Linear) -> str | None:
@@ -48,15 +47,10 @@ def _module(checkpoint: NVFP4Checkpoint, linear: Linear) -> str | None:
 
 
 def held_matrices(checkpoint: NVFP4Checkpoint, subgraph: Subgraph) -> list[bool]:
-    """Of each matrix of the subgraph whether the checkpoint has it; of the experts of an MoE block together."""
-    if subgraph.moe is not None:
-        return [PackedExperts.find(checkpoint, subgraph.name) is not None]
-    return [packed_sources(checkpoint, linears) is not None for linears in _matrices(subgraph)]
-
-
-def _matrices(subgraph: Subgraph) -> list[tuple[Linear, ...]]:
-    """Those that a checkpoint has or lacks as a whole."""
-    return [(linear,) for linear in subgraph.projections] or subgraph.matrices
+    """Whether the checkpoint has each matrix of the subgraph; the experts of an MoE block count as one."""
+    if isinstance(subgraph, MoeSubgraph) and subgraph.moe is not None:
+        return [PackedExperts.find(checkpoint, subgraph) is not None]
+    return [packed_sources(checkpoint, linears) is not None for linears in subgraph.checkpoint_matrices]
 
 
 def packed_ranges(checkpoint: NVFP4Checkpoint, subgraphs: Iterable[Subgraph]) -> dict[str, float]:
@@ -78,11 +72,12 @@ def _read_by(
     checkpoint: NVFP4Checkpoint, subgraph: Subgraph
 ) -> list[tuple[Sequence[Linear], Sequence[tuple[NVFP4Source, ...]]]]:
     """Linears that one activation scale serves, with their sources."""
-    moe = subgraph.moe
-    if moe is None:
-        found = [(linears, packed_sources(checkpoint, linears)) for linears in _matrices(subgraph)]
+    if not isinstance(subgraph, MoeSubgraph):
+        found = [(linears, packed_sources(checkpoint, linears)) for linears in subgraph.checkpoint_matrices]
         return [(linears, [sources]) for linears, sources in found if sources is not None]
-    experts = PackedExperts.find(checkpoint, subgraph.name)
+    if (moe := subgraph.moe) is None:
+        return []
+    experts = PackedExperts.find(checkpoint, subgraph)
     if experts is None:
         return []
     return [

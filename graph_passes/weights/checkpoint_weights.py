@@ -1,7 +1,5 @@
 """Weights as an NVFP4 checkpoint publishes them, taken over bit by bit."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,18 +12,19 @@ from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint, NVFP4Weight
 from trt_nvfp4.common import nvfp4
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
-from trt_nvfp4.graph_passes.subgraphs.types import Weight
+from trt_nvfp4.graph_passes.subgraphs.parts import Weight
 from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights, Matrix
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, tile_scales, tiled_shape
 
 # Enough to tell another matrix, few enough to read for every expert.
 _COMPARED_ROWS = 8
-# Of a rounded matrix from the original, by norms: NVFP4 makes 0.09 to 0.13, other weights or scaled channels more.
+# The distance of a rounded matrix from the original, by norms: 0.09 to 0.13 for NVFP4, more for other weights or
+# scaled channels.
 _LARGEST_DIFFERENCE = 0.25
 
 
 class NVFP4Source:
-    """One matrix of a checkpoint, read when asked for: `rows` of a module's, in place of the model's `weight`."""
+    """One matrix of a checkpoint, read on demand: `rows` of a module's, in place of the model's `weight`."""
 
     def __init__(self, checkpoint: NVFP4Checkpoint, module: str, weight: Weight, rows: slice = slice(None)) -> None:
         self._checkpoint, self.module, self._weight, self._rows = checkpoint, module, weight, rows
@@ -34,10 +33,10 @@ class NVFP4Source:
     @property
     def identity(self) -> tuple[object, ...]:
         """Hashable; sources of equal identity are the same matrix."""
-        return self.module, self._rows.start, self._rows.stop, self._rows.step
+        return self.module, self._rows.start, self._rows.stop, self._rows.step, *self._weight.identity
 
     def tensor_scales(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Of the weight and of its input."""
+        """Those of the weight and of its input."""
         of_weight, of_input = self._checkpoint.tensor_scales(self.module)
         return of_weight * self._weight.scale, of_input
 
@@ -45,6 +44,16 @@ class NVFP4Source:
         """The weight."""
         whole = self._checkpoint[self.module]
         return replace(whole, packed=whole.packed[self._rows], block_scales=whole.block_scales[self._rows])
+
+    def block_scales_under(self, tensor_scale: torch.Tensor) -> torch.Tensor | None:
+        """Its block scales where that is the tensor scale, float8_e4m3fn [N, K/16]; None where they cannot give the
+        same values."""
+        own, block_scales = self.tensor_scales()[0], self.read().block_scales
+        if own == tensor_scale:
+            return block_scales
+        exact = block_scales.double() * own.double()
+        found = (exact / tensor_scale.double()).float().to(torch.float8_e4m3fn)
+        return found if torch.equal(found.double() * tensor_scale.double(), exact) else None
 
     @property
     def of_model(self) -> bool:
@@ -82,7 +91,7 @@ class NVFP4Source:
                 f"{self.module} of the checkpoint is not the model's '{self._weight.stored.name}' in NVFP4: their "
                 f"first {len(first)} rows differ by {difference / model.norm():.0%}, rounding makes about 10%; give "
                 "the checkpoint of this very model, without channel scales folded into other layers (AWQ), or leave "
-                "--packed-weights out to quantize from the model's own weights"
+                "--set packed-weights out to quantize from the model's own weights"
             )
 
 
@@ -126,8 +135,9 @@ def packed_initializers(
             yield joined([source.read().packed for source in group], k // 2)
 
     def tiled() -> Iterator[torch.Tensor]:
-        for group in groups:
-            parts = [source.read().block_scales.view(torch.uint8) for source in group]
+        for group, scale in zip(groups, scales, strict=True):
+            found = [source.block_scales_under(scale) for source in group]
+            parts = [part.view(torch.uint8) for part in found if part is not None]
             yield tile_scales(joined(parts, k // BLOCK).view(torch.float8_e4m3fn))
 
     tensors = (
@@ -146,12 +156,21 @@ def input_scale(groups: Sequence[tuple[NVFP4Source, ...]]) -> torch.Tensor:
     return torch.stack(known).max() if known and len(known) == len(scales) else torch.tensor(0.0)
 
 
+def common_scale(group: Sequence[NVFP4Source]) -> torch.Tensor | None:
+    """The one tensor scale of a group's matrices: theirs, or one of them under which the others' block scales give the
+    same values; None without such a scale."""
+    scales = {scale.item(): scale for scale in (source.tensor_scales()[0] for source in group)}
+    if len(scales) == 1:
+        return next(iter(scales.values()))
+    fitting = (scale for scale in scales.values() if all(s.block_scales_under(scale) is not None for s in group))
+    return next(fitting, None)
+
+
 def _tensor_scale(group: tuple[NVFP4Source, ...]) -> torch.Tensor:
-    scales = {source.module: source.tensor_scales()[0] for source in group}
-    if len({scale.item() for scale in scales.values()}) > 1:
-        listed = ", ".join(f"{module} {scale.item():g}" for module, scale in scales.items())
-        raise CalibrationError(
-            f"gate and up must have one tensor scale in common, found {listed}; quantize the checkpoint with fused "
-            "scales, or leave --packed-weights out to quantize from the model's own weights"
-        )
-    return next(iter(scales.values()))
+    if (scale := common_scale(group)) is not None:
+        return scale
+    listed = ", ".join(f"{source.module} {source.tensor_scales()[0].item():g}" for source in group)
+    raise CalibrationError(
+        f"gate and up must have one tensor scale in common, found {listed}; quantize the checkpoint with fused "
+        "scales, or leave --set packed-weights out to quantize from the model's own weights"
+    )

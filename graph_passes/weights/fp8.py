@@ -1,7 +1,5 @@
 """E4M3 initializers of the FP8 ops: a matrix's bytes with a scale per row, and the scales of activations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
@@ -10,7 +8,7 @@ import torch
 from trt_nvfp4.common import fp8
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.load.source import ModelError
-from trt_nvfp4.graph_passes.subgraphs.types import Mlp
+from trt_nvfp4.graph_passes.subgraphs.parts import Mlp
 from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights, Matrix, initializer
 from trt_nvfp4.graph_passes.weights.mlp_inputs import linears_of
 from trt_nvfp4.graph_passes.weights.published_fp8 import published_scales

@@ -1,6 +1,4 @@
-"""What plugin nodes read of MLPs: dense ones, stacks of layers, and the experts of a mixture."""
-
-from __future__ import annotations
+"""Inputs of plugin nodes that compute MLPs: dense ones, stacks of layers, and the experts of a mixture."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -8,7 +6,7 @@ import onnx_ir as ir
 import torch
 from torch.nn.functional import pad
 
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear, Mlp
 from trt_nvfp4.graph_passes.subgraphs.values import bias_vector, initializer
 
 #: Makes the initializers of one projection, by the rest of their inputs' names (weight, ...), from the MLPs, whether it
@@ -17,11 +15,6 @@ MakeWeights = Callable[[Sequence[Mlp], bool, bool, str], Mapping[str, ir.Value]]
 
 #: The order of the rows of gate and of up, or of down (whether it is), where it is not the model's.
 RowOrder = Callable[[Mlp, bool], torch.Tensor | None]
-
-
-def _in_order(bias: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
-    """A bias whose parts, interleaved, have their rows in another order."""
-    return bias if order is None else bias.view(len(order), -1)[order].reshape(-1)
 
 
 def linears_of(mlp: Mlp, is_down: bool) -> Sequence[Linear]:
@@ -47,7 +40,9 @@ def mlp_inputs(
         inputs |= {f"{key}_{part}": value for part, value in make(mlps, is_down, stacked, f"{prefix}{key}").items()}
         parts = [linears_of(mlp, is_down) for mlp in mlps]
         rows = [bias_vector([linear.bias for linear in linears], linears[0].weight.shape[0]) for linears in parts]
-        rows = [_in_order(bias, row_order(mlp, is_down)) for bias, mlp in zip(rows, mlps, strict=True)]
+        for number, mlp in enumerate(mlps):
+            if (order := row_order(mlp, is_down)) is not None:
+                rows[number] = rows[number].view(len(order), -1)[order].reshape(-1)
         if not is_down:
             rows = [pad(row, (0, added * len(linears))) for row, linears in zip(rows, parts, strict=True)]
         data = torch.stack(rows) if stacked else rows[0]

@@ -1,7 +1,5 @@
 """NVFP4 initializers of a matrix: values, block scales, tensor scale."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 

@@ -1,7 +1,5 @@
 """Scales that a checkpoint publishes for FP8 caches: those of keys and values as attention was calibrated with them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -9,7 +7,8 @@ import torch
 from trt_nvfp4.calibration.checkpoint import without_model
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.graph_passes.patterns.names import module_path
-from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.subgraphs.attention import AttentionSubgraph
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 
 # Key of a cache's `meta`: float32 [kv_heads], which multiplies the E4M3 numbers in it.
 _SCALES = "trt_nvfp4.cache_scales"
@@ -22,7 +21,8 @@ def attach_cache_scales(subgraphs: Iterable[Subgraph], scales: Mapping[tuple[str
     Raises CalibrationError where their number is another than that of the heads.
     """
     by_module = {(without_model(module), of): scale for (module, of), scale in scales.items()}
-    for block in filter(None, (subgraph.attention for subgraph in subgraphs)):
+    attentions = (subgraph for subgraph in subgraphs if isinstance(subgraph, AttentionSubgraph))
+    for block in filter(None, (subgraph.attention for subgraph in attentions)):
         module = without_model(".".join(module_path(block.core)))
         found = [by_module.get((module, of)) for of in "kv"]
         for cache, of, scale in zip(block.past, "kv", found, strict=True):
@@ -38,7 +38,7 @@ def attach_cache_scales(subgraphs: Iterable[Subgraph], scales: Mapping[tuple[str
 
 def published_cache_scales(subgraph: Subgraph) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Those of keys and values, float32 [kv_heads]; None where the checkpoint has none, and for other subgraphs."""
-    if subgraph.attention is None:
+    if not isinstance(subgraph, AttentionSubgraph) or subgraph.attention is None:
         return None
     key, value = (cache.meta.get(_SCALES) for cache in subgraph.attention.past)
     return None if key is None or value is None else (key, value)

@@ -1,7 +1,5 @@
 """Scales that a checkpoint publishes with its FP8 weights: under them the weights round to the very bytes published."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -9,7 +7,8 @@ import torch
 
 from trt_nvfp4.calibration.checkpoint import without_model
 from trt_nvfp4.graph_passes.patterns.names import module_path
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Subgraph, Weight
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear, Weight
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX
 
 # Keys of a stored weight's `meta`: a scale for each row of W, float32 [N]; the scale of what it is multiplied with.
@@ -18,17 +17,19 @@ _ROWS, _INPUT = "trt_nvfp4.fp8_scales", "trt_nvfp4.fp8_input_scale"
 
 @dataclass(frozen=True)
 class PublishedFP8:
-    """By module: the scale of each row of its weight, float32 [N], and that of its input where there is one."""
+    """By module: the scale of each row of its weight, float32 [N], and that of its input where there is one; `unusable`
+    ones are 0, negative, infinite or NaN."""
 
     rows: Mapping[str, torch.Tensor]
     inputs: Mapping[str, float]
+    unusable: Mapping[str, float]
 
     def attach(self, subgraphs: Iterable[Subgraph], changed: Collection[str] = ()) -> None:
         """Notes the scales at the weights of the subgraphs' linears, but for those of `changed` modules; experts of MoE
         blocks have none."""
         others = set(map(without_model, changed))
         names = {name: module for module in self.rows if (name := without_model(module)) not in others}
-        for linear in (linear for part in subgraphs if part.moe is None for linear in part.linears):
+        for linear in (linear for part in subgraphs for matrix in part.matrices for linear in matrix):
             module = names.get(without_model(".".join(module_path(linear.multiply))))
             stored = linear.weight.stored
             if module is None:

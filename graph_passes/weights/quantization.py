@@ -1,7 +1,5 @@
 """How the NVFP4 weights of a subgraph are made: the recipe and what it may know about their inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -16,7 +14,7 @@ from trt_nvfp4.calibration.statistics.statistics import KINDS, Statistics
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.graph_passes.patterns.linear import match_linear
 from trt_nvfp4.graph_passes.patterns.moe.experts import match_stacked_linear
-from trt_nvfp4.graph_passes.subgraphs.types import Linear
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear
 from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights, Matrix
 from trt_nvfp4.graph_passes.weights.nvfp4 import Layout, nvfp4_initializers
 
@@ -63,7 +61,7 @@ class Quantization:
 
     def residual_order(self, linears: Sequence[Linear], residual: int) -> torch.Tensor:
         """The order of the channels that `linears` read with those last whose residuals are worth most; the same for
-        all linears of their weights. Raises CalibrationError where there are no statistics."""
+        all linears of their weights. Raises CalibrationError without statistics."""
         if self.statistics is None:
             raise CalibrationError("residual channels need statistics: give input samples with --calib-data")
         tensors = dict.fromkeys(name for linear in linears for name in self._tensors(linear, self.statistics))
@@ -73,7 +71,7 @@ class Quantization:
         return residual_order(combined_mean_square(parts), residual)
 
     def _inputs(self, linears: Iterable[Linear]) -> Iterable[InputStatistics]:
-        """What is known of each linear's input or, where its weight is multiplied with several, of all of them."""
+        """Statistics of each linear's input or, where its weight is multiplied with several, of all of them."""
         if self.statistics is None:
             return [InputStatistics() for _ in linears]
         return _Inputs(self.statistics, [self._tensors(linear, self.statistics) for linear in linears])
@@ -99,7 +97,7 @@ def weight_readers(graph: ir.Graph) -> dict[ir.Value, list[str]]:
 
 
 class _Inputs:
-    """Statistics over all tensors of each list, combined when asked for: Hessians of a whole model exceed memory."""
+    """Statistics over all tensors of each list, combined on demand: Hessians of a whole model exceed memory."""
 
     def __init__(self, statistics: Statistics, tensors: Sequence[Sequence[str]]) -> None:
         self._statistics, self._tensors = statistics, tensors

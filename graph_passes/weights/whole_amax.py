@@ -1,8 +1,6 @@
 """The largest magnitudes of weights of which a model holds one rank's share: of the whole ones, in its metadata, so
 that all ranks quantize with the tensor scale of the model that was split."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,7 @@ from trt_nvfp4.graph_passes.subgraphs.parts import WHOLE_AMAX
 from trt_nvfp4.graph_passes.subgraphs.values import as_torch, constant
 from trt_nvfp4.graph_passes.weights.quantization import weight_readers
 
-#: Of the metadata of an ONNX file.
+#: The entry in the metadata of an ONNX file.
 KEY = "trt_nvfp4.whole_amax"
 #: By weight; of stacked experts one for each.
 Magnitudes = Mapping[str, Sequence[float]]
@@ -39,7 +37,7 @@ def text_of(found: Magnitudes) -> str:
 
 def note_whole_amax(model: ir.Model) -> None:
     """Tell the weights of `model` what its metadata says of them; nothing where it says nothing. Raises ModelError for
-    an entry that is none."""
+    an invalid entry."""
     text = model.metadata_props.get(KEY)
     if text is None:
         return
@@ -51,4 +49,6 @@ def note_whole_amax(model: ir.Model) -> None:
             if (stored := model.graph.initializers.get(name)) is not None:
                 stored.meta[WHOLE_AMAX] = values
     except (ValueError, TypeError, AttributeError) as error:
-        raise ModelError(f"metadata entry {KEY}: is none of this program ({error}); build the ranks again") from error
+        raise ModelError(
+            f"metadata entry {KEY}: was not written by this program ({error}); build the ranks again"
+        ) from error

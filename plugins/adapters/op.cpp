@@ -18,8 +18,8 @@ std::vector<int64_t> behind(std::vector<int64_t> leading, std::vector<int64_t> c
 
 }  // namespace
 
-TrtNvfp4DataType Call::dtype() const {
-    switch (input_descs[0].type) {
+TrtNvfp4DataType Call::dtype(int32_t input) const {
+    switch (input_descs[input].type) {
         case nvinfer1::DataType::kFLOAT:
             return TRT_NVFP4_FLOAT32;
         case nvinfer1::DataType::kHALF:
@@ -27,9 +27,9 @@ TrtNvfp4DataType Call::dtype() const {
         case nvinfer1::DataType::kBF16:
             return TRT_NVFP4_BFLOAT16;
         default:
-            throw std::invalid_argument(std::string(op.name) + ": input " + op.inputs[0].name +
+            throw std::invalid_argument(std::string(op.name) + ": input " + op.inputs[input].name +
                                         " must be float32, float16 or bfloat16, it is TensorRT data type " +
-                                        std::to_string(static_cast<int>(input_descs[0].type)));
+                                        std::to_string(static_cast<int>(input_descs[input].type)));
     }
 }
 

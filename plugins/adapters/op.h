@@ -18,34 +18,36 @@ namespace trt_nvfp4 {
 
 struct Op;
 
-// One use of an op at given shapes. The pointers are null where only sizes are asked for.
+// One use of an op at given shapes. The pointers are null where only sizes are computed.
 struct Call {
     Op const& op;
     std::vector<Attribute> const& attributes;
     TrtNvfp4Tactic tactic;
+    int32_t input_count;
     nvinfer1::PluginTensorDesc const* input_descs;
     void const* const* inputs;
     void* const* outputs;
 
+    bool has(int32_t input) const { return input < input_count; }
     nvinfer1::Dims const& dims(int32_t input) const { return input_descs[input].dims; }
-    void const* input(int32_t index) const { return inputs == nullptr ? nullptr : inputs[index]; }
+    void const* input(int32_t index) const { return inputs == nullptr || !has(index) ? nullptr : inputs[index]; }
     float const* float_input(int32_t index) const { return static_cast<float const*>(input(index)); }
     void* output(int32_t index) const { return outputs == nullptr ? nullptr : outputs[index]; }
 
-    TrtNvfp4DataType dtype() const;
+    TrtNvfp4DataType dtype(int32_t input = 0) const;
     nvinfer1::DataType type(int32_t input) const { return input_descs[input].type; }
     // Product of all dimensions but the last.
     int64_t rows(int32_t input) const;
     int64_t last(int32_t input) const;
     // Throws std::invalid_argument naming the port, what was expected and what was found.
     void expect(int32_t input, std::vector<int64_t> const& expected) const;
-    // Of `rank` dimensions.
+    // Throws unless the input has `rank` dimensions.
     void expect_rank(int32_t input, int32_t rank) const;
     // One element, whatever the rank: TensorRT's plans hold ONNX scalars as [1].
     void expect_scalar(int32_t input) const;
     // Whether the cache's type is what the attribute fp8_cache says.
     void expect_cache(int32_t input, int32_t fp8_cache) const;
-    // Of the ports of an NVFP4 weight from `first` on; `leading` are dimensions in front, of layers or experts.
+    // Throws unless the ports from `first` on hold an NVFP4 weight; `leading`: dimensions for layers or experts.
     void expect_weight(int32_t first, int64_t rows, int64_t k, std::vector<int64_t> const& leading = {}) const;
     TrtNvfp4Weight weight(int32_t first) const;
     // The same of an E4M3 weight.
@@ -57,6 +59,7 @@ struct Call {
 struct ShapeRule {
     Definition const& op;
     std::vector<Attribute> const& attributes;
+    int32_t input_count;
     nvinfer1::DimsExprs const* inputs;
     nvinfer1::IExprBuilder& builder;
 

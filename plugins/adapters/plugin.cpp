@@ -18,6 +18,8 @@ using nvinfer1::PluginFieldType;
 // TensorRT's ONNX parser looks a creator up by op type, version "1" and no namespace.
 constexpr char const* kVersion = "1";
 constexpr char const* kNamespace = "";
+// A field of engines, beside the attributes.
+constexpr char const* kWorkspaceField = "workspace_kib";
 
 // TensorRT swallows errors of some calls, so each is recorded for trtNvfp4LastError before `failure` is returned.
 template <typename F, typename R>
@@ -39,10 +41,12 @@ R guard(F&& f, R failure) noexcept {
 }
 
 void expect_counts(Op const& op, int32_t inputs, int32_t outputs) {
-    if (inputs == static_cast<int32_t>(op.inputs.size()) && outputs == static_cast<int32_t>(op.outputs.size())) return;
-    throw std::invalid_argument(std::string(op.name) + " has " + std::to_string(op.inputs.size()) + " inputs and " +
-                                std::to_string(op.outputs.size()) + " outputs, found " + std::to_string(inputs) +
-                                " and " + std::to_string(outputs));
+    auto const most = static_cast<int32_t>(op.inputs.size()), made = static_cast<int32_t>(op.outputs.size());
+    if (inputs >= op.required && inputs <= most && outputs == made) return;
+    std::string const optional = op.required == most ? "" : std::to_string(op.required) + " to ";
+    throw std::invalid_argument(std::string(op.name) + " has " + optional + std::to_string(most) + " inputs and " +
+                                std::to_string(made) + " outputs, found " + std::to_string(inputs) + " and " +
+                                std::to_string(outputs));
 }
 
 // The kernels' API has recorded what is wrong, and the first record is kept.
@@ -61,9 +65,9 @@ int32_t first_of(Op const& op, Role role) {
     return static_cast<int32_t>(found - op.inputs.begin());
 }
 
-// The type of a port; `type_at(i)` is input i's.
+// The type of a port; `type_at(i)` is input i's, of `inputs`.
 template <typename TypeAt>
-DataType type_of(Op const& op, Role role, TypeAt type_at) {
+DataType type_of(Op const& op, Role role, int32_t inputs, TypeAt type_at) {
     switch (role) {
         case Role::kBytes:
             return DataType::kINT8;
@@ -73,16 +77,18 @@ DataType type_of(Op const& op, Role role, TypeAt type_at) {
             break;
         case Role::kCache:
         case Role::kLength:
-            return type_at(first_of(op, role));
+        case Role::kState:
+            if (first_of(op, role) < inputs) return type_at(first_of(op, role));
     }
     return type_at(0);
 }
 
 // Whether the types that the port's own type follows from are such as the op takes.
 template <typename TypeAt>
-bool is_choice(Op const& op, Role role, TypeAt type_at) {
+bool is_choice(Op const& op, Role role, int32_t inputs, TypeAt type_at) {
     DataType const t = type_at(0);
     if (!is_activation_type(t)) return false;
+    if (role == Role::kState) return is_activation_type(type_of(op, role, inputs, type_at));
     if (role == Role::kLength) return is_length_type(type_at(first_of(op, role)));
     if (role != Role::kCache) return true;
     DataType const cache = type_at(first_of(op, role));
@@ -101,9 +107,25 @@ void check_range(Op const& op, Attribute const& attribute) {
                                 std::to_string(attribute.largest) + ", it is " + std::to_string(attribute.integer));
 }
 
+void read_string(Op const& op, PluginField const& field, Attribute& attribute) {
+    bool const given = field.type == PluginFieldType::kCHAR && field.data != nullptr && field.length >= 0;
+    // TensorRT's parser counts no closing zero.
+    std::string const found = given ? std::string(static_cast<char const*>(field.data), field.length).c_str() : "";
+    auto const place = std::find(attribute.choices.begin(), attribute.choices.end(), found);
+    if (place != attribute.choices.end()) {
+        attribute.integer = static_cast<int32_t>(place - attribute.choices.begin());
+        return;
+    }
+    std::string known;
+    for (std::string const& choice : attribute.choices) known += (known.empty() ? "" : ", ") + choice;
+    throw std::invalid_argument(std::string(op.name) + ": attribute " + attribute.name + " must be one of " + known +
+                                ", it is " + (given ? "\"" + found + "\"" : "no string"));
+}
+
 void read_field(Op const& op, PluginField const& field, std::vector<Attribute>& attributes) {
     for (Attribute& attribute : attributes) {
         if (std::strcmp(field.name, attribute.name) != 0) continue;
+        if (attribute.is_string()) return read_string(op, field, attribute);
         PluginFieldType const expected = attribute.is_float ? PluginFieldType::kFLOAT32 : PluginFieldType::kINT32;
         if (field.type != expected || field.length != 1 || field.data == nullptr) {
             throw std::invalid_argument(std::string(op.name) + ": attribute " + field.name + " must be one " +
@@ -124,7 +146,9 @@ void read_field(Op const& op, PluginField const& field, std::vector<Attribute>& 
 
 std::vector<Attribute> read_fields(Op const& op, nvinfer1::PluginFieldCollection const& fields) {
     std::vector<Attribute> attributes = op.attributes;
-    for (int32_t i = 0; i < fields.nbFields; ++i) read_field(op, fields.fields[i], attributes);
+    for (int32_t i = 0; i < fields.nbFields; ++i) {
+        if (std::strcmp(fields.fields[i].name, kWorkspaceField) != 0) read_field(op, fields.fields[i], attributes);
+    }
     return attributes;
 }
 
@@ -134,7 +158,7 @@ std::string describe(Op const& op, std::vector<Attribute> const& attributes) {
         char value[32];  // nine digits tell any two floats apart
         attribute.is_float ? std::snprintf(value, sizeof(value), "%.9g", attribute.real)
                            : std::snprintf(value, sizeof(value), "%d", attribute.integer);
-        text += std::string(" ") + attribute.name + "=" + value;
+        text += std::string(" ") + attribute.name + "=" + (attribute.is_string() ? attribute.choice() : value);
     }
     return text;
 }
@@ -142,9 +166,14 @@ std::string describe(Op const& op, std::vector<Attribute> const& attributes) {
 std::vector<PluginField> fields_of(std::vector<Attribute> const& attributes) {
     std::vector<PluginField> fields;
     for (Attribute const& attribute : attributes) {
-        fields.push_back(attribute.is_float
-                             ? PluginField(attribute.name, &attribute.real, PluginFieldType::kFLOAT32, 1)
-                             : PluginField(attribute.name, &attribute.integer, PluginFieldType::kINT32, 1));
+        if (attribute.is_string()) {
+            auto const length = static_cast<int32_t>(attribute.choice().size());
+            fields.emplace_back(attribute.name, attribute.choice().data(), PluginFieldType::kCHAR, length);
+        } else if (attribute.is_float) {
+            fields.emplace_back(attribute.name, &attribute.real, PluginFieldType::kFLOAT32, 1);
+        } else {
+            fields.emplace_back(attribute.name, &attribute.integer, PluginFieldType::kINT32, 1);
+        }
     }
     return fields;
 }
@@ -179,6 +208,12 @@ std::vector<int32_t> worth_timing(TrtNvfp4Tactics const& few, TrtNvfp4Tactics co
 
 Plugin::Plugin(Op const& op, nvinfer1::PluginFieldCollection const& fields)
     : op_(op), attributes_(read_fields(op, fields)), description_(describe(op, attributes_)) {
+    for (int32_t i = 0; i < fields.nbFields; ++i) {
+        PluginField const& field = fields.fields[i];
+        if (std::strcmp(field.name, kWorkspaceField) == 0 && field.type == PluginFieldType::kINT32) {
+            *asked_kib_ = *static_cast<int32_t const*>(field.data);
+        }
+    }
     show_tactic(tactic_);
 }
 
@@ -209,8 +244,9 @@ int32_t Plugin::configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int
             using Desc = nvinfer1::DynamicPluginTensorDesc;
             auto const largest = shapes_at(&Desc::max, in, nbInputs);
             // Checks the shapes here, where a failure stops the build.
-            workspace_size(largest.data());
-            offered_ = worth_timing(tactics(shapes_at(&Desc::min, in, nbInputs).data()), tactics(largest.data()));
+            workspace_size(largest.data(), nbInputs);
+            offered_ = worth_timing(tactics(shapes_at(&Desc::min, in, nbInputs).data(), nbInputs),
+                                    tactics(largest.data(), nbInputs));
             return 0;
         },
         -1);
@@ -222,7 +258,9 @@ int32_t Plugin::getOutputDataTypes(DataType* outputTypes, int32_t nbOutputs, Dat
         [&] {
             expect_counts(op_, nbInputs, nbOutputs);
             auto const type_at = [&](int32_t input) { return inputTypes[input]; };
-            for (int32_t i = 0; i < nbOutputs; ++i) outputTypes[i] = type_of(op_, op_.outputs[i].role, type_at);
+            for (int32_t i = 0; i < nbOutputs; ++i) {
+                outputTypes[i] = type_of(op_, op_.outputs[i].role, nbInputs, type_at);
+            }
             return 0;
         },
         -1);
@@ -235,7 +273,7 @@ int32_t Plugin::getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInp
         [&] {
             expect_counts(op_, nbInputs, nbOutputs);
             if (inputs[0].nbDims < 1) throw std::invalid_argument(std::string(op_.name) + ": x has no dimension");
-            op_.output_shapes(ShapeRule{op_, attributes_, inputs, exprBuilder}, outputs);
+            op_.output_shapes(ShapeRule{op_, attributes_, nbInputs, inputs, exprBuilder}, outputs);
             return 0;
         },
         -1);
@@ -249,8 +287,8 @@ bool Plugin::supportsFormatCombination(int32_t pos, nvinfer1::DynamicPluginTenso
             nvinfer1::PluginTensorDesc const& desc = inOut[pos].desc;
             Role const role = pos < nbInputs ? op_.inputs[pos].role : op_.outputs[pos - nbInputs].role;
             auto const type_at = [&](int32_t input) { return inOut[input].desc.type; };
-            return desc.format == nvinfer1::TensorFormat::kLINEAR && is_choice(op_, role, type_at) &&
-                   desc.type == type_of(op_, role, type_at);
+            return desc.format == nvinfer1::TensorFormat::kLINEAR && is_choice(op_, role, nbInputs, type_at) &&
+                   desc.type == type_of(op_, role, nbInputs, type_at);
         },
         false);
 }
@@ -258,7 +296,13 @@ bool Plugin::supportsFormatCombination(int32_t pos, nvinfer1::DynamicPluginTenso
 size_t Plugin::getWorkspaceSize(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
                                 nvinfer1::DynamicPluginTensorDesc const*, int32_t) const noexcept {
     auto const max = &nvinfer1::DynamicPluginTensorDesc::max;
-    return guard([&] { return workspace_size(shapes_at(max, in, nbInputs).data()); }, size_t{0});
+    return guard(
+        [&] {
+            size_t const bytes = workspace_size(shapes_at(max, in, nbInputs).data(), nbInputs);
+            *asked_kib_ = std::max(asked_kib_->load(), static_cast<int32_t>((bytes + 1023) / 1024));
+            return bytes;
+        },
+        size_t{0});
 }
 
 int32_t Plugin::getValidTactics(int32_t* tactics, int32_t nbTactics) noexcept {
@@ -282,7 +326,8 @@ int32_t Plugin::onShapeChange(nvinfer1::PluginTensorDesc const* in, int32_t nbIn
     return guard(
         [&] {
             expect_counts(op_, nbInputs, nbOutputs);
-            workspace_size(in);
+            workspace_size(in, nbInputs);
+            input_count_ = nbInputs;
             return 0;
         },
         -1);
@@ -295,12 +340,14 @@ int32_t Plugin::enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::P
         [&] {
             TrtNvfp4Tactic tactic = tactic_;
             if (tactic != TRT_NVFP4_TACTIC_AUTO) {
-                TrtNvfp4Tactics const serving = tactics(inputDesc);
+                TrtNvfp4Tactics const serving = tactics(inputDesc, input_count_);
                 if (!contains(serving.list, serving.count, tactic)) tactic = TRT_NVFP4_TACTIC_AUTO;
                 show_tactic(tactic);
             }
-            Call const call{op_, attributes_, tactic, inputDesc, inputs, outputs};
-            return static_cast<int32_t>(op_.kernels.run(call, workspace, workspace_size(inputDesc), stream));
+            Call const call{op_, attributes_, tactic, input_count_, inputDesc, inputs, outputs};
+            size_t const asked = size_t{1024} * asked_kib_->load();
+            return static_cast<int32_t>(
+                op_.kernels.run(call, workspace, asked > 0 ? asked : workspace_size(inputDesc, input_count_), stream));
         },
         -1);
 }
@@ -311,25 +358,27 @@ nvinfer1::PluginFieldCollection const* Plugin::getFieldsToSerialize() noexcept {
     return guard(
         [&]() -> nvinfer1::PluginFieldCollection const* {
             fields_ = fields_of(attributes_);
+            serialized_kib_ = *asked_kib_;
+            fields_.emplace_back(kWorkspaceField, &serialized_kib_, PluginFieldType::kINT32, 1);
             field_collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
             return &field_collection_;
         },
         static_cast<nvinfer1::PluginFieldCollection const*>(nullptr));
 }
 
-size_t Plugin::workspace_size(nvinfer1::PluginTensorDesc const* inputs) const {
+size_t Plugin::workspace_size(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const {
     auto const of = [&](TrtNvfp4Tactic tactic) {
         size_t bytes = 0;
-        expect_success(op_, op_.kernels.workspace({op_, attributes_, tactic, inputs, nullptr, nullptr}, &bytes));
+        expect_success(op_, op_.kernels.workspace({op_, attributes_, tactic, count, inputs, nullptr, nullptr}, &bytes));
         return bytes;
     };
     size_t const most = of(TRT_NVFP4_TACTIC_AUTO);
     return tactic_ == TRT_NVFP4_TACTIC_AUTO ? most : std::max(most, of(tactic_));
 }
 
-TrtNvfp4Tactics Plugin::tactics(nvinfer1::PluginTensorDesc const* inputs) const {
+TrtNvfp4Tactics Plugin::tactics(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const {
     TrtNvfp4Tactics found{};
-    expect_success(op_, op_.kernels.tactics({op_, attributes_, tactic_, inputs, nullptr, nullptr}, &found));
+    expect_success(op_, op_.kernels.tactics({op_, attributes_, tactic_, count, inputs, nullptr, nullptr}, &found));
     return found;
 }
 

@@ -1,6 +1,8 @@
 // IPluginV3 over an Op: every TensorRT-facing rule that the ops share.
 #pragma once
 
+#include <atomic>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -57,16 +59,21 @@ class Plugin final : public nvinfer1::IPluginV3,
 
  private:
     // What AUTO and the tactic that is set need.
-    size_t workspace_size(nvinfer1::PluginTensorDesc const* inputs) const;
-    TrtNvfp4Tactics tactics(nvinfer1::PluginTensorDesc const* inputs) const;
+    size_t workspace_size(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const;
+    TrtNvfp4Tactics tactics(nvinfer1::PluginTensorDesc const* inputs, int32_t count) const;
     void show_tactic(TrtNvfp4Tactic tactic);
 
     Op const& op_;
     std::vector<Attribute> attributes_;
     TrtNvfp4Tactic tactic_ = TRT_NVFP4_TACTIC_AUTO;
     TrtNvfp4Tactic shown_ = TRT_NVFP4_TACTIC_AUTO;
+    int32_t input_count_ = 0;  // at the last change of shapes; enqueue is not given it
     std::vector<int32_t> offered_;
     std::string description_, metadata_;
+    // The most workspace, in KiB, that this plugin and its clones requested: what TensorRT gives an enqueue.
+    // It goes into the engine; 0: not known.
+    std::shared_ptr<std::atomic<int32_t>> asked_kib_ = std::make_shared<std::atomic<int32_t>>(0);
+    int32_t serialized_kib_ = 0;
     // Point into attributes_, valid until the next call.
     std::vector<nvinfer1::PluginField> fields_;
     nvinfer1::PluginFieldCollection field_collection_{};

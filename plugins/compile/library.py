@@ -1,32 +1,33 @@
-"""Builds the plugin library for one GPU architecture on first use and keeps it in a cache."""
+"""Builds the plugin library for one GPU architecture on first use and keeps it in a cache.
+
+A library links the groups of kernels that a model needs (kernel_groups.py). Their objects are kept one by one, each by
+the content of its source and of the headers that this includes, so that another library, or another version of the
+sources, compiles only what it does not find.
+"""
 
 from __future__ import annotations
 
-import errno
+import gzip
 import hashlib
 import os
 import platform
 import re
-import shutil
-import signal
-import struct
-import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryFile, gettempdir
+from tempfile import TemporaryFile
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from trt_nvfp4.plugins.compile import op_header
-from trt_nvfp4.plugins.compile.ownership import check_own, own_folder
+from trt_nvfp4.plugins.compile.cache import building, cached, is_whole, keep, place_of
+from trt_nvfp4.plugins.compile.compiler import Compilers
+from trt_nvfp4.plugins.compile.kernel_groups import CORE, GROUPS, all_groups, ops_of
+from trt_nvfp4.plugins.compile.prebuilt import prebuilt_library
 from trt_nvfp4.plugins.compile.toolchain import (
     Toolchain,
     ToolchainError,
-    cache_dir,
     find_cutlass,
     find_host_compiler,
     find_nvcc,
@@ -36,162 +37,203 @@ from trt_nvfp4.plugins.compile.toolchain import (
 #: Called with (steps done, steps in all, what was just done).
 Progress = Callable[[int, int, str], None]
 
-#: Environment variable: what demo and tests compile they then share (see build_library).
-KEEP_OBJECTS = "TRT_NVFP4_KEEP_OBJECTS"
-
-#: What the folders begin with in which builds go on.
-_BUILD = ".build"
-
 ROOT = Path(__file__).resolve().parents[1]
-_SOURCES = (
-    "adapters/*.cpp",
-    "kernels/api/*.cpp",
-    "kernels/api/*/*.cu",
-    "kernels/attention/*.cu",
-    "kernels/decoder/*.cu",
-)
 #: The family of kernels that an architecture runs, built on CUTLASS all or in part.
 _FAMILIES = {"90": "sm90", "100": "sm100", "103": "sm100", "110": "sm100", "120": "sm120", "121": "sm120"}
-#: Architectures with one PTX, whose libraries differ in machine code alone. Objects that are kept hold all of a row, so
-#: that their sources are compiled once.
-_FAMILY_PTX = {"compute_100f": ("sm_100a", "sm_103a"), "compute_120f": ("sm_120a", "sm_121a")}
-#: Of the family sm100, those whose W4A4 gains nothing from clusters of two CTAs.
+#: Architectures with one PTX, whose libraries differ only in machine code.
+FAMILY_PTX = {"compute_100f": ("sm_100a", "sm_103a"), "compute_120f": ("sm_120a", "sm_121a")}
+#: Members of the family sm100 whose W4A4 gains nothing from clusters of two CTAs.
 _WITHOUT_PAIRS = ("110",)
-#: FP8 by mma.sync, and the architectures whose tensor cores take it so.
-_MMA_FP8 = "kernels/fp8/sm89_fp8.cu"
+#: Architectures whose tensor cores take FP8 by mma.sync, as the sources sm89_* use them.
 _MMA_FP8_ARCHITECTURES = ("89", "120", "121")
-#: At -O3 ptxas spills a register of CUTLASS's SM120 kernels before their loops; at -O2 none.
-_SOURCE_FLAGS = {
-    "sm120_w4a4.cu": ["-Xptxas=-O2"],
-    "sm120_w4a4_experts.cu": ["-Xptxas=-O2"],
+SOURCE_FLAGS = {
+    # At -O3 ptxas spills a register of CUTLASS's SM120 kernels before their loops; at -O2 none.
+    **{f"sm120_w4a4{gemm}.cu": ["-Xptxas=-O2"] for gemm in ("", "_gated", "_experts")},
     # CUTLASS's assertions are function calls, before which wgmma drains.
     "sm90_fp8_gated.cu": ["-DNDEBUG"],
     "sm90_fp8_dense.cu": ["-DNDEBUG"],
     "sm90_fp8_experts.cu": ["-DNDEBUG"],
 }
-_HEADERS = ("adapters/*.h", "adapters/*.map", "interface/*.h", "kernels/**/*.h", "kernels/**/*.cuh")
-_HASHED = (*_SOURCES, "kernels/**/*.cu", *_HEADERS)
 _FLAGS = (
     "-std=c++17",
     "-O3",
-    "-lineinfo",
+    # Every driver that runs CUDA 13 expands it: a fourth of the size.
+    "--compress-mode=size",
     "-Xptxas=-v,--warn-on-spills",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-deprecated-declarations",
 )
+#: Environment variable: line numbers of the sources in the machine code, for profilers. Three times the size.
+LINE_INFO = "TRT_NVFP4_LINE_INFO"
 #: What nvcc adds to its command line, and a checkout that may be anything.
 _VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CUTLASS_DIR")
 _SYSTEM_HEADERS = (Path("/usr/include"), Path("/usr/include") / f"{platform.machine()}-linux-gnu")
 # Seen from the adapters' folder: nvcc splits what it hands to the linker where a path has spaces.
 _LINK_FLAGS = ("-shared", "-Xlinker=--version-script=exports.map,--no-undefined")
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Build:
-    """How the library for one architecture is compiled and linked."""
+    """How the library for one architecture is compiled and linked.
 
-    name: str
+    `headers`: the folder of TensorRT's own headers, or None. `groups`:
+    the names of the groups of kernels that are linked.
+    """
+
+    arch: str
     toolchain: Toolchain
-    sources: list[Path]
-    flags: list[str]
+    sources: tuple[Path, ...]
+    flags: tuple[str, ...]
+    headers: Path | None = None
+    groups: frozenset[str] = frozenset()
 
-    def compile(self, folder: Path, progress: Progress | None = None) -> tuple[list[Path], str]:
-        """The sources' objects, in ``folder``, and ptxas's report on them. Raises ToolchainError."""
-        # Here and not among the flags, which are hashed: a checkout that moves finds its library again.
-        headers = [f"-I{ROOT / 'kernels'}", f"-I{ROOT / 'adapters'}", f"-I{folder}"]
-        (folder / op_header.NAME).write_text(op_header.op_header())
-        compiler: list[str | Path] = [self.toolchain.nvcc, *self.toolchain.compile_flags(), *headers, *self.flags]
-        objects = {source: folder / f"{source.parent.name}-{source.name}.o" for source in self.sources}
-        reports: list[str] = []
-        running: set[subprocess.Popen[str]] = set()
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    @cached_property
+    def generated(self) -> dict[str, str]:
+        return generated_headers(self.groups)
 
-            def submit(source: Path, target: Path) -> Future[str]:
-                command = [*compiler, *_SOURCE_FLAGS.get(source.name, []), "-c", source, "-o", target]
-                return pool.submit(_run, command, running=running)
+    @cached_property
+    def name(self) -> str:
+        """The library's file, by the content of all that goes into it."""
+        objects = "\0".join(map(self.object_name, self.sources))
+        exports = (ROOT / "adapters" / "exports.map").read_text()
+        digest = _digest(objects, exports, *self.toolchain_key, *_LINK_FLAGS)
+        return f"libtrt_nvfp4-{self.arch}-{self.toolchain.machine}-{digest}.so"
 
-            # Those on CUTLASS first: they are the last of the sources, and take longest.
-            jobs = {submit(source, target): source for source, target in reversed(objects.items())}
-            try:
-                for done, job in enumerate(as_completed(jobs), 1):
-                    reports.append(job.result())
-                    if progress:
-                        progress(done, len(jobs) + 1, f"compiled {jobs[job].name}")
-            except BaseException:
-                # Ctrl-C among others: the rest of a compilation may take minutes.
-                pool.shutdown(wait=False, cancel_futures=True)
-                while any(job.running() for job in jobs):
-                    _end(tuple(running))
-                raise
-        return list(objects.values()), "".join(reports)
+    @cached_property
+    def toolchain_key(self) -> tuple[str, ...]:
+        environment = [f"{name}={value}" for name in _VARIABLES if (value := os.environ.get(name))]
+        return (self.toolchain.version, self.toolchain.host_version, *environment)
 
-    def compile_once(self, progress: Progress | None = None) -> tuple[list[Path], str]:
-        """The same, in the cache, where the objects stay."""
+    def object_name(self, source: Path) -> str:
+        """The source's object in the cache, by the content of the source and its headers, flags and compilers."""
+        # Where headers lie makes no other object: TensorRT's count by content, CUTLASS's by version.
+        flags = [flag for flag in self.flags if not flag.startswith("-isystem=")]
+        texts = [text for name, text in sorted(_with_headers(source, self.generated).items()) for text in (name, text)]
+        if self.headers is not None and source.suffix == ".cpp":
+            texts += [header.read_text(errors="replace") for header in sorted(self.headers.glob("NvInfer*.h"))]
+        digest = _digest(*self.toolchain_key, *flags, *SOURCE_FLAGS.get(source.name, []), *texts)
+        return f"objects/{source.parent.name}-{source.stem}-{self.arch}-{self.toolchain.machine}-{digest}.o"
 
-        def make(report: Path) -> None:
-            # One at a time: each takes all cores, and CUTLASS takes gigabytes on every one.
-            lock = FileLock(report.parent.parent / "compiled.lock")
-            with lock, _emptied(report.parent / _BUILD) as temporary:
-                objects, text = self.compile(temporary, progress)
-                for path in objects:
-                    os.replace(path, report.parent / path.name)
-                written = temporary / report.name
-                written.write_text(text)
-                # Last: where the report is, the objects are.
-                os.replace(written, report)
+    def missing(self) -> list[Path]:
+        """The sources whose objects the cache lacks. Raises ToolchainError."""
 
-        report = cached(f"{self.name}.objects/ptxas.txt", make)
-        return sorted(report.parent.glob("*.o")), report.read_text()
+        def is_cached(source: Path) -> bool:
+            with place_of(self.object_name(source)) as file:
+                return is_whole(file)
 
-    def link(self, objects: list[Path], library: Path) -> None:
+        return [source for source in self.sources if not is_cached(source)]
+
+    def objects(self, done: Callable[[int, Path], object] = lambda number, source: None) -> dict[Path, Path]:
+        """The objects of the sources, compiled as far as the cache lacks them. Beside each lie ptxas's report and, of
+        kernels, the PTX (see `kept_ptx`). ``done`` sees how many were compiled, and the last of them.
+
+        Raises ToolchainError.
+        """
+        compilers = Compilers()
+
+        def make(source: Path) -> Path:
+            return cached(self.object_name(source), lambda file: self._compile(source, file, compilers))
+
+        if self.missing():
+            # One process at a time: each takes all cores, and CUTLASS takes gigabytes on every one.
+            with place_of("objects/compiling.lock") as lock, FileLock(lock):
+                # Those on CUTLASS first: they are the last of the sources, and take longest.
+                compilers.map(make, self.missing()[::-1], done)
+        return {source: make(source) for source in self.sources}
+
+    def _compile(self, source: Path, file: Path, compilers: Compilers) -> None:
+        with building(file) as folder:
+            for name, text in self.generated.items():
+                (folder / name).write_text(text)
+            # Here and not among the flags, which are hashed: a checkout that moves finds its objects again.
+            headers = [f"-I{ROOT / 'kernels'}", f"-I{ROOT / 'adapters'}", f"-I{folder}"]
+            made, report = folder / file.name, folder / "report"
+            command: list[str | Path] = [self.toolchain.nvcc, *self.toolchain.compile_flags(), *headers, *self.flags]
+            flags = [*SOURCE_FLAGS.get(source.name, []), "--keep", f"--keep-dir={folder}"]
+            report.write_text(compilers.run([*command, *flags, "-c", source, "-o", made]))
+            # The object goes last: where it is, what belongs to it is.
+            keep(report, file.with_suffix(".ptxas.txt"))
+            if (ptx := folder / f"{source.stem}.ptx").is_file():
+                (folder / "ptx").write_bytes(gzip.compress(ptx.read_bytes(), mtime=0))
+                keep(folder / "ptx", file.with_suffix(".ptx.gz"))
+            keep(made, file)
+
+    def link(self, objects: Collection[Path], library: Path) -> None:
         """Raises ToolchainError."""
         files: list[str | Path] = ["-o", library.absolute(), *(path.absolute() for path in objects)]
-        _run([self.toolchain.nvcc, *self.toolchain.link_flags(), *_LINK_FLAGS, *files], ROOT / "adapters")
+        Compilers().run([self.toolchain.nvcc, *self.toolchain.link_flags(), *_LINK_FLAGS, *files], ROOT / "adapters")
 
 
-def build_library(arch: str, *, machine: str | None = None, progress: Progress | None = None) -> Path:
+def build_library(
+    arch: str,
+    *,
+    groups: Collection[str] | None = None,
+    machine: str | None = None,
+    progress: Progress | None = None,
+    packaged: bool = True,
+) -> Path:
     """The plugin library for ``arch`` (for example ``sm_120a``), built if the cache does not hold it.
 
-    ``machine`` is the host it will run on (``x86_64``, ``aarch64``; default: this one). The cache key covers sources,
-    flags (``$NVCC_PREPEND_FLAGS`` and ``$NVCC_APPEND_FLAGS`` too), both compilers' versions and the TensorRT headers
-    used; ptxas's resource report lies beside it as ``.ptxas.txt``. With ``$TRT_NVFP4_KEEP_OBJECTS`` set, its objects
-    stay in the cache, and hold what find_build says.
+    ``groups`` are the names of the kernel groups that it links (see `kernel_groups.groups_of`); None: all. ``machine``
+    is the host it will run on (``x86_64``, ``aarch64``; default: this one). The cache key covers sources, flags
+    (``$NVCC_PREPEND_FLAGS`` and ``$NVCC_APPEND_FLAGS`` too), both compilers' versions and the TensorRT headers used.
+    ``packaged``: whether a library in an installed wheel serves that was made of these sources; it has all kernels.
 
     Raises ToolchainError when no compiler is found or the compilation fails.
     """
-    keep = KEEP_OBJECTS in os.environ
-    build = find_build(arch, machine=machine, keep=keep)
+    if packaged and (found := find_packaged(arch, machine)) is not None:
+        if progress is not None:
+            progress(1, 1, f"found {found.name} in a wheel")
+        return found
+    build = find_build(arch, groups=groups, machine=machine)
 
     def make(library: Path) -> None:
-        steps = len(build.sources) + 1
-        with _emptied(_build_folder(library)) as temporary:
-            objects, text = build.compile_once(progress) if keep else build.compile(temporary, progress)
-            linked, report = temporary / library.name, temporary / "report"
-            build.link(objects, linked)
-            report.write_text(text)
-            # The library goes last: where it is, its report is.
-            _keep(report, library.with_suffix(".ptxas.txt"))
-            _keep(linked, library)
-        if progress:
-            progress(steps, steps, f"linked {library.name}")
+        steps = len(build.missing()) + 1
 
-    return cached(f"{build.name}.so", make)
+        def show(number: int, what: str) -> None:
+            if progress is not None:
+                progress(number, steps, what)
+
+        objects = build.objects(lambda number, source: show(number, f"compiled {source.name}"))
+        with building(library) as temporary:
+            linked, report = temporary / library.name, temporary / "report"
+            build.link(objects.values(), linked)
+            report.write_text("".join(resource_report(path) for path in objects.values()))
+            # The library goes last: where it is, its report is.
+            keep(report, library.with_suffix(".ptxas.txt"))
+            keep(linked, library)
+        show(steps, f"linked {library.name}")
+
+    return cached(build.name, make)
+
+
+def find_packaged(arch: str, machine: str | None = None) -> Path | None:
+    """The library with all kernels in an installed wheel, if one was made of these sources. None also where the
+    environment asks for flags of its own."""
+    if any(name in os.environ for name in (LINE_INFO, *_VARIABLES)):
+        return None
+    return prebuilt_library(packaged_name(arch, machine or platform.machine()))
+
+
+def packaged_name(arch: str, machine: str) -> str:
+    """The file of the library with all kernels in a wheel, by the content of its sources; compilers do not count."""
+    headers = generated_headers(all_groups())
+    texts = {name: text for source in sources_of(arch) for name, text in _with_headers(source, headers).items()}
+    digest = _digest(*_FLAGS, repr(SOURCE_FLAGS), *(part for item in sorted(texts.items()) for part in item))
+    return f"libtrt_nvfp4-{arch}-{machine}-{digest}.so"
 
 
 def check_cache(build: Build) -> None:
-    """Raises ToolchainError where build_library could neither find ``build``'s library nor keep it."""
-    with _place_of(f"{build.name}.so") as library:
-        if not _is_whole(library):
+    """Raises ToolchainError where build_library could keep no library, and the cache has none for this architecture."""
+    with place_of(build.name) as library:
+        others = library.parent.glob(f"libtrt_nvfp4-{build.arch}-{build.toolchain.machine}-*.so")
+        if not any(map(is_whole, others)):
             with TemporaryFile(dir=library.parent):
                 pass
 
 
-def find_build(arch: str, *, machine: str | None = None, keep: bool = False) -> Build:
-    """How build_library builds. ``keep``: for objects that serve tests too, with PTX beside the machine code,
-    uncompressed, without line numbers, which take a sixth of the time, and the machine code of all architectures with
-    that PTX; everything else is the same.
-
-    Raises ToolchainError when no compiler is found.
-    """
+def find_build(arch: str, *, groups: Collection[str] | None = None, machine: str | None = None) -> Build:
+    """How build_library builds. Raises ToolchainError when no compiler is found."""
     if re.fullmatch(r"sm_\d{2,3}[af]?", arch) is None:
         raise ToolchainError(f"{arch!r} is no GPU architecture; expected sm_80, sm_90a, sm_120a or the like")
     number = arch[3:].rstrip("af")
@@ -199,50 +241,57 @@ def find_build(arch: str, *, machine: str | None = None, keep: bool = False) -> 
         raise ToolchainError(
             f"{arch} is without the instructions that the kernels for this GPU are made of; name sm_{number}a"
         )
+    linked = all_groups() if groups is None else frozenset(groups)
     toolchain = find_nvcc(machine)
     headers = _tensorrt_headers(toolchain.machine)
-    sources, arch_flags = architecture(arch)
-    alone = (arch.replace("sm", "compute"), (arch,))
-    ptx, family = next(((ptx, row) for ptx, row in _FAMILY_PTX.items() if arch in row), alone)
-    archs = family if keep else (arch,)
-    code = ",".join([*archs, ptx] if keep else archs)
-    flags = [*_FLAGS, *_headers_flags(headers), *arch_flags, f"-gencode=arch={ptx},code=[{code}]"]
-    if keep:
-        flags.remove("-lineinfo")
-        flags.append("--no-compress")
-    environment = [f"{name}={value}" for name in _VARIABLES if (value := os.environ.get(name))]
-    compilers = f"{toolchain.version} {toolchain.host_version}"
-    # Where headers lie makes no other library: TensorRT's count by content, CUTLASS's by version.
-    counting = [flag for flag in flags if not flag.startswith("-isystem=")]
-    key = _key(compilers, [*counting, repr(_SOURCE_FLAGS), *environment, op_header.op_header()], _HASHED, headers)
-    return Build(f"libtrt_nvfp4-{'-'.join(archs)}-{toolchain.machine}-{key}", toolchain, sources, flags)
+    ptx = next((ptx for ptx, family in FAMILY_PTX.items() if arch in family), arch.replace("sm", "compute"))
+    flags = [*_FLAGS, *_headers_flags(headers), *architecture_flags(arch), f"-gencode=arch={ptx},code=[{arch}]"]
+    if LINE_INFO in os.environ:
+        flags.append("-lineinfo")
+    return Build(arch, toolchain, tuple(sources_of(arch, linked)), tuple(flags), headers, linked)
 
 
-def architecture(arch: str) -> tuple[list[Path], list[str]]:
-    """Sources of the library for ``arch``, and the compiler flags that this choice asks for.
+def generated_headers(groups: Collection[str]) -> dict[str, str]:
+    """Headers that are written when the sources of a library are compiled."""
+    return {
+        op_header.NAME: op_header.op_header(),
+        op_header.LINKED: op_header.linked_header(ops_of(groups), groups),
+    }
 
-    Raises ToolchainError when CUTLASS is needed and not found.
-    """
-    sources = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern))
+
+def architecture_flags(arch: str) -> list[str]:
+    """The compiler flags that this choice of GPU needs. Raises ToolchainError when CUTLASS is needed and not found."""
+    number = re.sub(r"\D", "", arch)
+    flags = ["-DTRT_NVFP4_SM89"] if number in _MMA_FP8_ARCHITECTURES else []
+    if (family := _FAMILIES.get(number)) is not None:
+        include, version = find_cutlass()
+        # The version is in a macro so that it counts in the cache's key.
+        flags += [f"-DTRT_NVFP4_{family.upper()}", f"-DTRT_NVFP4_CUTLASS={version}", "--expt-relaxed-constexpr"]
+        if number in _WITHOUT_PAIRS:
+            flags.append("-DTRT_NVFP4_WITHOUT_PAIRS")
+        flags.append(f"-isystem={include}")
+    return flags
+
+
+def sources_of(arch: str, groups: Collection[str] | None = None) -> list[Path]:
+    """Sources of the library for ``arch`` with these groups (None: all)."""
     number = re.sub(r"\D", "", arch)
     family = _FAMILIES.get(number)
-    flags: list[str] = []
-    if number in _MMA_FP8_ARCHITECTURES:
-        sources.append(ROOT / _MMA_FP8)
-        flags = ["-DTRT_NVFP4_SM89"]
-    if family is None:
-        return sources, flags
-    include, version = find_cutlass()
-    # The version is in a macro so that it counts in the cache's key.
-    flags += [f"-DTRT_NVFP4_{family.upper()}", f"-DTRT_NVFP4_CUTLASS={version}", "--expt-relaxed-constexpr"]
-    if number in _WITHOUT_PAIRS:
-        flags.append("-DTRT_NVFP4_WITHOUT_PAIRS")
-    own = sorted((ROOT / "kernels").rglob(f"{family}_*.cu"))
-    return [*sources, *own], [*flags, f"-isystem={include}"]
+    families = {"sm80", family} | ({"sm89"} if number in _MMA_FP8_ARCHITECTURES else set())
+    linked = [group for group in GROUPS if groups is None or group.name in groups]
+    patterns = [*CORE, *(pattern for group in linked for pattern in group.sources)]
+    sources = sorted({path for pattern in patterns for path in ROOT.glob(pattern)})
+
+    def is_of(source: Path) -> bool:
+        of_family = re.match(r"sm\d+(?=_)", source.name)
+        return of_family is None or of_family[0] in families
+
+    # Those of newer families, on CUTLASS, last.
+    return sorted(filter(is_of, sources), key=lambda source: source.name.startswith(f"{family}_"))
 
 
 def build_host() -> Path:
-    """The plugin host (see host.py), built by the C++ compiler alone.
+    """The plugin host (see host.py), built by the C++ compiler without nvcc.
 
     Raises ToolchainError when no compiler is found or the compilation fails.
     """
@@ -251,145 +300,50 @@ def build_host() -> Path:
     source = ROOT / "plugin_host" / "plugin_host.cpp"
 
     def build(library: Path) -> None:
-        with _emptied(_build_folder(library)) as temporary:
+        with building(library) as temporary:
             linked = temporary / library.name
-            _run([compiler, *flags, source, "-o", linked, "-ldl"])
-            _keep(linked, library)
+            Compilers().run([compiler, *flags, source, "-o", linked, "-ldl"])
+            keep(linked, library)
 
-    key = _key(host_version(compiler), flags, ("plugin_host/*.*", "interface/*.h"))
-    return cached(f"libplugin_host-{platform.machine()}-{key}.so", build)
-
-
-def resource_report(library: Path) -> str:
-    """ptxas's report (registers, shared memory, spills per kernel) of a library that build_library returned."""
-    return library.with_suffix(".ptxas.txt").read_text()
+    texts = [text for name, text in sorted(_with_headers(source, {}).items()) for text in (name, text)]
+    return cached(f"libplugin_host-{platform.machine()}-{_digest(host_version(compiler), *flags, *texts)}.so", build)
 
 
-def cached(name: str, build: Callable[[Path], None]) -> Path:
-    """The cache's file ``name``; ``build`` makes it if it is not there whole, one process at a time."""
-    with _place_of(name) as library:
-        if not _is_whole(library):
-            _remove_left(library.parent)
-            with FileLock(library.with_suffix(".lock")):
-                if not _is_whole(library):
-                    build(library)
-                    library.chmod(library.stat().st_mode & ~0o022)
-        check_own(library)
-    return library
+def resource_report(file: Path) -> str:
+    """ptxas's report (registers, shared memory, spills per kernel) of a library or an object in the cache."""
+    return file.with_suffix(".ptxas.txt").read_text()
 
 
-@contextmanager
-def _place_of(name: str) -> Iterator[Path]:
-    """Where the cache has its file ``name``, in a folder that is there. Raises ToolchainError for what the system
-    refuses there."""
-    library = cache_dir() / "plugins" / name
-    try:
-        # Whoever can write here, or owns the file, has their code run by this process.
-        own_folder(cache_dir(), *library.parent.relative_to(cache_dir()).parts)
-        yield library
-    except OSError as error:
-        raise ToolchainError(
-            f"cannot keep {library}: {error}; set TRT_NVFP4_CACHE to a writable folder of your own"
-        ) from error
+def kept_ptx(file: Path) -> str:
+    """The PTX of an object in the cache, which itself holds only machine code."""
+    return gzip.decompress(file.with_suffix(".ptx.gz").read_bytes()).decode()
 
 
-def _build_folder(library: Path) -> Path:
-    return library.with_name(f"{_BUILD}-{library.stem}")
-
-
-@contextmanager
-def _emptied(folder: Path) -> Iterator[Path]:
-    """A folder to build in, under the lock of what is built; a build that was killed may have left its own."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
-
-
-def _remove_left(cache: Path) -> None:
-    """Remove the folders of builds that were killed: those whose lock nobody holds, and that are this user's."""
-    for folder in cache.glob(f"{_BUILD}-*"):
-        lock = cache / f"{folder.name[len(_BUILD) + 1 :]}.lock"
-        if lock.is_file():
-            with suppress(Timeout, PermissionError), FileLock(lock, timeout=0):
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_whole(file: Path) -> bool:
-    """Whether the file is there, and, of a library, all of it: loading one that lost its end is a SIGBUS."""
-    if not file.is_file() or file.suffix != ".so":
-        return file.is_file()
-    with file.open("rb") as stream:
-        header = stream.read(64)
-    if len(header) < 64 or not header.startswith(b"\x7fELF"):
-        return False
-    # ELF's section headers, with which a linker ends the file.
-    (start,), (size, count) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<HH", header, 58)
-    return file.stat().st_size >= int(start) + int(size) * int(count)
-
-
-def _keep(made: Path, file: Path) -> None:
-    """Put what was made in its place, once it is on the disk: what ends the machine leaves all of it, or nothing."""
-    with made.open("rb") as stream:
-        os.fsync(stream.fileno())
-    os.replace(made, file)
-
-
-def _run(
-    command: Sequence[str | Path], folder: Path | None = None, running: set[subprocess.Popen[str]] | None = None
-) -> str:
-    """Runs the compiler, in ``folder``, and returns what it printed; its folder for temporary files is the system's.
-    ``running`` holds its process meanwhile."""
-    running = set() if running is None else running
-    # A group of its own: nvcc does not end the compilers that it starts.
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        # nvcc fails where the caller's is closed.
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    running.add(process)
-    try:
-        printed, _ = process.communicate()
-    except BaseException:
-        _end([process])
-        raise
-    finally:
-        running.discard(process)
-    if process.returncode != 0:
-        if os.strerror(errno.ENOSPC) in printed:
-            raise ToolchainError(
-                f"compilation failed: no space left in {cache_dir()} or in {gettempdir()}; free some, or name folders "
-                "with space by TRT_NVFP4_CACHE and TMPDIR"
-            )
-        line = " ".join(map(str, command))
-        raise ToolchainError(f"compilation failed (exit status {process.returncode}): {line}\n{printed[-4000:]}")
-    return printed
-
-
-def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
-    """Ends processes of _run's and those that they started."""
-    # nvcc removes its temporary files on SIGINT, which is ignored where the command was started in the background.
-    for ending in (signal.SIGINT, signal.SIGKILL):
-        for process in processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, ending)
-        deadline = time.monotonic() + 1
-        while time.monotonic() < deadline and any(process.poll() is None for process in processes):
-            time.sleep(0.02)
+def _with_headers(source: Path, generated: dict[str, str]) -> dict[str, str]:
+    """Texts of a source and of all headers in quotes that it includes, directly or not, by name; paths are relative, so
+    that a moved checkout finds its objects again."""
+    texts: dict[str, str] = {}
+    left = [source.resolve()]
+    while left:
+        path = left.pop()
+        name = os.path.relpath(path, ROOT.resolve())
+        if name in texts:
+            continue
+        texts[name] = path.read_text()
+        for included in _INCLUDE.findall(texts[name]):
+            if included in generated:
+                texts[included] = generated[included]
+                continue
+            folders = (path.parent, ROOT / "kernels", ROOT / "adapters")
+            left += [found.resolve() for folder in folders if (found := folder / included).is_file()][:1]
+    return texts
 
 
 def _tensorrt_headers(machine: str) -> Path | None:
     """The folder of TensorRT's own headers where the user has them; None: the project's declaration of them serves.
 
     Raises ToolchainError for a named folder without headers, or with those of a TensorRT that is too old; the system's
-    are then left alone.
+    are then not used.
     """
     if named := os.environ.get("TENSORRT_INCLUDE_DIR"):
         if not (Path(named) / "NvInferRuntime.h").is_file():
@@ -419,11 +373,5 @@ def _headers_flags(headers: Path | None) -> list[str]:
     return ["-DTRT_NVFP4_TENSORRT_HEADERS", *named]
 
 
-def _key(compiler: str, flags: list[str], patterns: tuple[str, ...], headers: Path | None = None) -> str:
-    """Hash of everything that a build depends on; paths are relative, so a moved checkout finds its library again."""
-    digest = hashlib.sha256("\0".join([compiler, *flags]).encode())
-    for header in sorted(headers.glob("NvInfer*.h")) if headers else ():
-        digest.update(header.read_bytes())
-    for path in sorted({path for pattern in patterns for path in ROOT.glob(pattern)}):
-        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]

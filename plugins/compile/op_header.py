@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trt_nvfp4.plugins.ops import OpDefinition
+    from trt_nvfp4.plugins.ops import OpDefinition, StandardOp
 
 #: Adapters include it by this name.
 NAME = "op_definitions.h"
+#: The header of `linked_header`, which exports.cpp includes.
+LINKED = "linked_kernels.h"
 #: Sources that compile where the ops are not, as those in a bundle, have the header here.
 _SHIPPED = Path("compile") / NAME
 _ROLES = {
     "T": "kT",
+    "S": "kState",
     "C": "kCache",
     "L": "kLength",
     "tensor(int8)": "kBytes",
@@ -28,15 +31,15 @@ _ROLES = {
 }
 
 
-def op_header(ops: Iterable[OpDefinition] | None = None) -> str:
+def op_header(ops: Iterable[OpDefinition | StandardOp] | None = None) -> str:
     """The header's text: a struct for each op, and the list of them. `ops`: None: this project's."""
     if ops is None:
         shipped = Path(__file__).resolve().parents[1] / _SHIPPED
         if shipped.is_file():
             return shipped.read_text()
-        from trt_nvfp4.plugins.ops import OPS  # needs Torch and ONNX, which a device may lack
+        from trt_nvfp4.plugins.ops import OPS, STANDARD_OPS  # needs Torch and ONNX, which a device may lack
 
-        ops = OPS.values()
+        ops = [*OPS.values(), *STANDARD_OPS.values()]
     ops = list(ops)
     names = ", ".join(op.name for op in ops)
     return "\n".join(
@@ -53,12 +56,27 @@ def op_header(ops: Iterable[OpDefinition] | None = None) -> str:
     )
 
 
+def linked_header(ops: Iterable[str], groups: Iterable[str]) -> str:
+    """The header that tells a library which ops it can create, and which groups of kernels it has."""
+    return "\n".join(
+        [
+            "#pragma once",
+            f'#include "{NAME}"',
+            "namespace trt_nvfp4 {",
+            f"using LinkedOps = OpList<{', '.join(sorted(ops))}>;",
+            f'constexpr char kLinkedKernels[] = "{" ".join(sorted(groups))}";',
+            "}  // namespace trt_nvfp4",
+            "",
+        ]
+    )
+
+
 def ship(plugins: Path) -> None:
     """Put the header into a copy of the folder `plugins` that has no ops."""
     (plugins / _SHIPPED).write_text(op_header())
 
 
-def _struct(op: OpDefinition) -> str:
+def _struct(op: OpDefinition | StandardOp) -> str:
     types = {name: "float" if isinstance(default, float) else "int32_t" for name, default in op.attributes.items()}
     members = {name: "real" if kind == "float" else "integer" for name, kind in types.items()}
     read = ", ".join(f"{name}(values.at({i}).{members[name]})" for i, name in enumerate(op.attributes))
@@ -70,6 +88,7 @@ def _struct(op: OpDefinition) -> str:
     static Definition definition() {{
         return {{"{op.name}",
                 {{{", ".join(f'{{"{port.name}", Role::{_ROLES[port.type]}}}' for port in op.inputs)}}},
+                {op.required},
                 {{{", ".join(f'{{"{port.name}", Role::{_ROLES[port.type]}}}' for port in op.outputs)}}},
                 {{{", ".join(_attribute(op, name) for name in op.attributes)}}}}};
     }}
@@ -81,10 +100,13 @@ def _constant(port: str) -> str:
     return "k" + "".join(word.capitalize() for word in port.split("_"))
 
 
-def _attribute(op: OpDefinition, name: str) -> str:
+def _attribute(op: OpDefinition | StandardOp, name: str) -> str:
     default = op.attributes[name]
     if isinstance(default, float):
         return f'float_attribute("{name}", {default!r}f)'
+    if isinstance(default, str):
+        choices = ", ".join(f'"{choice}"' for choice in op.choices[name])
+        return f'string_attribute("{name}", {op.choices[name].index(default)}, {{{choices}}})'
     smallest, largest = op.range_of(name)
     return f'int_attribute("{name}", {default}, {smallest}, {largest})'
 

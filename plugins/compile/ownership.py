@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def own_folder(cache: Path, *names: str) -> Path:
-    """The folder `names` in `cache`, which is made, for this user alone, as far as it is missing.
+    """The folder `names` in `cache`; what is missing of it is made for this user only.
 
     `cache` may be a folder for everybody if it is sticky, as /tmp is. Raises OSError where a folder cannot be made,
     belongs to another user than this one and root, or can be written by others.

@@ -159,7 +159,7 @@ def _nvcc_version(nvcc: Path) -> str:
 
 
 def host_version(compiler: Path) -> str:
-    """What a C++ compiler says it is, by name and version. Raises ToolchainError when it does not run."""
+    """The name and version that a C++ compiler prints. Raises ToolchainError when it does not run."""
     try:
         printed = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     except OSError as error:
@@ -254,7 +254,9 @@ def find_host_compiler(machine: str) -> Path:
         if found := shutil.which(name):
             return Path(found).absolute()
     if named:
-        raise ToolchainError(f"CXX={named} is no program; name a C++ compiler, without launcher or flags, or unset CXX")
+        raise ToolchainError(
+            f"CXX={named} is not a program; name a C++ compiler without launcher or flags, or unset CXX"
+        )
     raise ToolchainError(
         f"no C++ compiler for {machine} found (tried {', '.join(names)}); install "
         + ("g++ or set CXX" if native else f"g++-{machine.replace('_', '-')}-linux-gnu, or build on the device itself")

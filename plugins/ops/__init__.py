@@ -12,6 +12,7 @@ from trt_nvfp4.plugins.ops.nvfp4_moe import NVFP4_MOE
 from trt_nvfp4.plugins.ops.nvfp4_moe_decoder import NVFP4_MOE_DECODER
 from trt_nvfp4.plugins.ops.nvfp4_persistent_mlp import NVFP4_PERSISTENT_MLP
 from trt_nvfp4.plugins.ops.nvfp4_quantize import NVFP4_QUANTIZE
+from trt_nvfp4.plugins.ops.standard import STANDARD_OPS, StandardOp
 
 OPS = {
     op.name: op
@@ -29,4 +30,15 @@ OPS = {
     )
 }
 
-__all__ = ["DOMAIN", "GATED_ONLY", "OPS", "VERSION", "Activation", "Formal", "OpDefinition", "OpError"]
+__all__ = [
+    "DOMAIN",
+    "GATED_ONLY",
+    "OPS",
+    "STANDARD_OPS",
+    "VERSION",
+    "Activation",
+    "Formal",
+    "OpDefinition",
+    "OpError",
+    "StandardOp",
+]

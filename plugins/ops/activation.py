@@ -1,7 +1,5 @@
 """The activations of the ops: their numbers, and each one in Torch and in ONNX, side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -110,8 +108,8 @@ def activate(activation: Activation, x: Tensor) -> Tensor:
 
 
 def gate(activation: Activation, gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
-    """act(gate) * up. Of those that are GATED_ONLY gate' = min(gate, limit) and up' = up within -limit and limit make
-    (up' + 1) * gate' * sigmoid(alpha * gate') (SWIGLU_CLAMPED) and silu(gate') * up' (SILU_CLAMPED)."""
+    """act(gate) * up; for GATED_ONLY, with gate' = min(gate, limit) and up' = up within -limit and limit:
+    (up' + 1) * gate' * sigmoid(alpha * gate') (SWIGLU_CLAMPED), silu(gate') * up' (SILU_CLAMPED)."""
     if activation not in GATED_ONLY:
         return activate(activation, gate) * up
     gate, up = gate.clamp_max(limit), up.clamp(-limit, limit)

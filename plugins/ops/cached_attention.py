@@ -1,7 +1,5 @@
 """CachedAttention: rotary embedding, append to the key and value caches, attention over what they hold."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -103,8 +101,9 @@ def cached_attention(
     scores = scores.masked_fill(~visible[:, None], -torch.inf)
     if has_sinks:
         scores = torch.cat((scores, sinks.view(1, -1, 1, 1).expand(batch, heads, new, 1)), -1)
-    # A token beyond the capacity may see no key: it gets zeros.
-    probabilities = scores.softmax(-1).nan_to_num(0)[..., :capacity]
+    # A token beyond the capacity may see no key: it gets zeros. NaN stays NaN.
+    unseeing = ~visible.any(-1)[:, None, :, None]
+    probabilities = scores.softmax(-1).masked_fill(unseeing, 0)[..., :capacity]
     y = probabilities @ values.repeat_interleave(group, 1)
     return y.transpose(1, 2).reshape(batch, new, heads * head_dim).to(qkv.dtype), present_key, present_value
 

@@ -1,11 +1,9 @@
 """One op, defined once: its ONNX schema, function body, Torch reference and shape rules all come from here."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import onnx
 import onnx.parser
@@ -43,6 +41,7 @@ TYPE_VARIABLES = {
     "T": (ACTIVATION_TYPES, "The type of the activations."),
     "C": ((*ACTIVATION_TYPES, "tensor(int8)"), "The type of the caches: T, or E4M3 bytes."),
     "L": (("tensor(int32)", "tensor(int64)"), "The type of lengths."),
+    "S": (ACTIVATION_TYPES, "The type of recurrent states."),
 }
 _TORCH_TYPES = {
     torch.float16: "tensor(float16)",
@@ -83,9 +82,15 @@ class OpDefinition:
     attributes: Mapping[str, Attribute]
     body: str  # statements of the ONNX function, in ONNX's textual syntax
     torch_reference: Callable[..., Tensor | tuple[Tensor, ...]]
-    shape_rule: Callable[[ShapeRule], Sequence[Shape]]
+    shape_rule: "Callable[[ShapeRule], Sequence[Shape]]"
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     takes_no_tokens: bool = False  # whether the Torch reference does
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # of attributes that are strings
+
+    @property
+    def required(self) -> int:
+        """The number of inputs that every node has."""
+        return len(self.inputs)
 
     def schema(self) -> onnx.defs.OpSchema:
         """The ONNX schema, ready for `onnx.defs.register_schema`."""
@@ -228,7 +233,7 @@ class OpDefinition:
 
 @dataclass(frozen=True)
 class ShapeRule:
-    """What an op's shape rule reads: the input shapes by name, the attributes, and the checks that it repeats."""
+    """The arguments of an op's shape rule: the input shapes by name, the attributes, and the checks that it repeats."""
 
     op: str
     shapes: Mapping[str, Shape]

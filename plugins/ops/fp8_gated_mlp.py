@@ -1,7 +1,5 @@
 """FP8GatedMLP: a gated MLP (gated_mlp.py) with E4M3 weights and activations."""
 
-from __future__ import annotations
-
 from trt_nvfp4.plugins.ops.definition import Formal
 from trt_nvfp4.plugins.ops.gated_mlp import gated_mlp_op
 from trt_nvfp4.plugins.ops.weight_format import E4M3

@@ -1,7 +1,5 @@
 """FP8MoE: a mixture of experts (moe.py) with E4M3 weights and activations."""
 
-from __future__ import annotations
-
 from trt_nvfp4.plugins.ops.definition import Formal
 from trt_nvfp4.plugins.ops.moe import moe_op
 from trt_nvfp4.plugins.ops.weight_format import E4M3

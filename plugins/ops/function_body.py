@@ -11,8 +11,6 @@ A block that assigns `y` introduces no other name than `y_...`. Weights are deco
 values with int32 indices: ONNX Runtime holds a few copies of one layer in float32, no int64 index tensor.
 """
 
-from __future__ import annotations
-
 from trt_nvfp4.plugins.ops.number_formats import (
     E2M1_MAX,
     E2M1_VALUES,
@@ -31,7 +29,7 @@ E4M3_STEPS = tuple(2.0**e for e in range(-9, 6))  # between neighbours, for the 
 
 
 def constants() -> str:
-    """What the other blocks use: once at the head of a body."""
+    """Constants that the other blocks use: once at the head of a body."""
     values = ", ".join(repr(v) for v in E2M1_VALUES)
     return f"""
         zero_f = Constant<value = float {{0}}>()
@@ -56,7 +54,7 @@ def constants() -> str:
 
 
 def e4m3_constants() -> str:
-    """What `through_e4m3` and `dequantize_e4m3` use: once at the head of a body."""
+    """Constants that `through_e4m3` and `dequantize_e4m3` use: once at the head of a body."""
     return f"""
         zero_f = Constant<value = float {{0}}>()
         one_f = Constant<value = float {{1}}>()
@@ -89,7 +87,7 @@ def attribute_flag(name: str) -> str:
 
 
 def quantization_attributes() -> str:
-    """What `quantize_blocks`, `gemm_input` and `lost` read of the attributes scale_search and residual_channels."""
+    """The attributes scale_search and residual_channels as `quantize_blocks`, `gemm_input` and `lost` read them."""
     return f"""{attribute_flag("scale_search")}
         {attribute_int("residual_channels")}
         residual_is_on = Cast<to = {BOOL}>(residual_channels)

@@ -1,7 +1,5 @@
 """down(act(gate(x)) * up(x)), gate and up rows interleaved, whatever the format of the weights."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from torch import Tensor

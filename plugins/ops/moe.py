@@ -1,8 +1,6 @@
 """A mixture of experts behind its router's logits, whatever the format of the experts' weights: top-k choice, experts,
 weighted sum, shared expert."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
@@ -166,8 +164,8 @@ def _each_expert(y: str, fmt: WeightFormat, first: str, rows: str, projection: s
 
 
 def _with_shared(y: str, routed: str, fmt: WeightFormat) -> str:
-    """y [M, H]: the routed experts' sum and the shared expert's output. The hidden activations stand between two
-    branches: within one, ONNX Runtime loses the order of the nodes when it inlines the branches inside."""
+    """y [M, H]: the routed experts' sum and the shared expert's output. An If on each side of the hidden activations:
+    in a single one, whose branches hold further Ifs, ONNX Runtime loses the order of the nodes when it inlines them."""
     input_scale, hidden_scale = (scale.name for scale in fmt.scales)
     return f"""shared_product = If(shared) <
             then_branch = with_shared_product () => (shared_up_product) {{

@@ -1,7 +1,5 @@
 """How a router's logits choose experts and weigh them: what NVFP4MoE and FP8MoE have in common of it."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import torch
@@ -28,7 +26,7 @@ class Scoring(IntEnum):
 
 
 def scores_of(logits: Tensor, scoring: Scoring) -> Tensor:
-    """What experts are chosen by, bias and groups apart, of logits [..., E]."""
+    """Scores that choose the experts, before bias and groups, from logits [..., E]."""
     if scoring == Scoring.SOFTMAX:
         return logits.softmax(-1)
     if scoring == Scoring.SIGMOID:

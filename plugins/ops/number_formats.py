@@ -8,8 +8,6 @@ is that of cuBLAS' "1D block scaling factors layout", which the block-scaled ten
 Everything runs on the device of its arguments and rounds to nearest even, saturating.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -119,14 +117,14 @@ def quantize_blocks(x: Tensor, scale: Tensor, scale_search: int = 0) -> tuple[Te
     (float8_e4m3fn [..., K/16], row-major).
 
     `scale_search` says which block scales are tried, and the one of the least squared error is kept, the first among
-    equals: 0, the block's amax / 6 alone; 1, amax / 6 and amax / 4 (Cook et al., "Four Over Six: More Accurate NVFP4
+    equals: 0, only the block's amax / 6; 1, amax / 6 and amax / 4 (Cook et al., "Four Over Six: More Accurate NVFP4
     Quantization with Adaptive Block Scaling", arXiv 2512.02010); 2, the E4M3 codes at SEARCHED_OFFSETS from that of
-    amax / 6. Blocks whose amax / 6 is no code between 0 and the largest (zeros, NaN, beyond the range) keep it.
+    amax / 6. Blocks whose amax / 6 is not a code between 0 and the largest (zeros, NaN, beyond the range) keep it.
 
     Each step is one IEEE float32 operation, in the order of torchao's two-level path. A block whose scale rounds to
     zero has codes 0. Where all values are subnormal the multiplier may be infinite: zeros, then NaN, still become 0.
 
-    Raises ValueError: K is no multiple of 16.
+    Raises ValueError: K is not a multiple of 16.
     """
     if x.shape[-1] % BLOCK:
         raise ValueError(f"NVFP4 blocks are {BLOCK} long: the last axis of shape {tuple(x.shape)} is not a multiple")

@@ -1,8 +1,6 @@
-"""NVFP4Decoder: a chain of L decoder layers, each of cached attention and a gated MLP; and what all ops for such layers
-have in common, whatever stands behind their attention.
+"""NVFP4Decoder: a chain of L decoder layers, each of cached attention and a gated MLP; and what it shares with ops
+whose layers have something else behind their attention.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -47,13 +45,13 @@ Layer = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class LayerMlp:
-    """What stands behind a layer's attention and the norm in front of it.
+    """The part of a layer behind its attention, with the norm in front of it.
 
     Attributes:
-        inputs: its constants, each with the layers in front.
-        reference: what it makes of normed rows [..., K] float32 (and of which type x is), float32.
-        shapes: checks `inputs` of so many layers and K.
-        statements: leave mlp_sum, float32, of middle_normed; inputs of the layer are called NAME_i.
+        inputs: its constants, with the layers as the first axis.
+        reference: its output, float32, for normed rows [..., K] float32, x's type, a layer's inputs and attributes.
+        shapes: checks the shapes of `inputs` for a number of layers and K.
+        statements: ONNX that computes mlp_sum, float32, from middle_normed; the layer's inputs are called NAME_i.
         constants: statements in front of the loop over layers, for its own attributes.
     """
 
@@ -187,14 +185,14 @@ def _shapes(mlp: LayerMlp, rule: ShapeRule) -> list[Shape]:
 
 
 def check_weight(rule: ShapeRule, name: str, rows: int, columns: int, stack: Shape) -> None:
-    """Of an NVFP4 weight and its bias."""
+    """Checks an NVFP4 weight and its bias."""
     if (found := NVFP4.check(rule, name, columns, stack)) != rows:
         raise rule.error(f"{name}_weight must have {rows} rows, found {found}")
     rule.expect(f"{name}_bias", (*stack, rows))
 
 
 def check_gated(rule: ShapeRule, k: int, stack: Shape) -> None:
-    """Of a gated MLP's weights."""
+    """Checks a gated MLP's weights."""
     up = NVFP4.check(rule, "up", k, stack)
     if up % 2:
         raise rule.error(f"up_weight must have an even number of rows (gate and up), found {up}")

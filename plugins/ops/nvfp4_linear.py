@@ -1,7 +1,5 @@
 """NVFP4Linear: act(x W^T + b) with NVFP4 weights."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from trt_nvfp4.plugins.ops import function_body as text
@@ -32,7 +30,7 @@ def _reference(
     residual_channels: int,
 ) -> Tensor:
     matrix = x.float().reshape(-1, x.shape[-1])
-    matrix = gemm_input(matrix, x.dtype, quantize_activations, scale_search, residual_channels, input_tensor_scale)
+    matrix = gemm_input(matrix, x.dtype, input_tensor_scale, quantize_activations, scale_search, residual_channels)
     y = linear(matrix, dequantize_weight(weight, weight_scales, weight_tensor_scale), bias)
     return activate(Activation(activation), y).to(x.dtype).reshape(*x.shape[:-1], -1)
 

@@ -1,7 +1,5 @@
 """NVFP4MoE: a mixture of experts (moe.py) with NVFP4 weights."""
 
-from __future__ import annotations
-
 from trt_nvfp4.plugins.ops.definition import Formal
 from trt_nvfp4.plugins.ops.moe import moe_op
 from trt_nvfp4.plugins.ops.weight_format import NVFP4

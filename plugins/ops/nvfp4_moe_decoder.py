@@ -1,7 +1,5 @@
 """NVFP4MoEDecoder: NVFP4Decoder's layers with a mixture of experts in place of the MLP."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -25,7 +23,7 @@ _INPUTS = (
     *weight_formals("down", "K", "I", "L, E"),
 )
 _EXPERTS = tuple(formal.name for formal in _INPUTS[1:])
-#: Of moe_routing.Scoring: what needs no bias, no groups, and the logits alone.
+#: Members of moe_routing.Scoring that need only the logits, without bias and groups.
 SCORINGS = (Scoring.SOFTMAX, Scoring.SIGMOID, Scoring.SOFTMAX_OF_CHOSEN)
 
 

@@ -1,7 +1,5 @@
 """NVFP4PersistentMLP: a chain of L layers of [RMSNorm] -> MLP -> [residual add], gated or plain."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from trt_nvfp4.plugins.ops import function_body as text
@@ -64,10 +62,10 @@ def _reference(
     how = quantize_activations, scale_search, residual_channels
     for i in range(norm_weight.shape[0]):
         seen = rms_norm(state, norm_weight[i], epsilon, x.dtype) if norm else state
-        seen = gemm_input(seen, x.dtype, *how, input_tensor_scale[i])
+        seen = gemm_input(seen, x.dtype, input_tensor_scale[i], *how)
         up = linear(seen, dequantize_weight(up_weight[i], up_scales[i], up_tensor_scale[i]), up_bias[i])
         hidden = gate(act, up[:, 0::2], up[:, 1::2], alpha, limit) if gated else activate(act, up)
-        hidden = gemm_input(hidden, x.dtype, *how, hidden_tensor_scale[i])
+        hidden = gemm_input(hidden, x.dtype, hidden_tensor_scale[i], *how)
         down = linear(hidden, dequantize_weight(down_weight[i], down_scales[i], down_tensor_scale[i]), down_bias[i])
         state = (down + state if residual else down).to(x.dtype).float()
     return state.to(x.dtype).reshape(*x.shape[:-1], -1)
@@ -122,7 +120,7 @@ _LAYER = f"""
             {text.linear("down_product", "hidden_seen", "down_w", "down_bias_i")}
             layer_output = If(residual) <
                 then_branch = with_residual () => (sum) {{ sum = Add(down_product, state) }},
-                else_branch = without_residual () => (alone) {{ alone = Identity(down_product) }}
+                else_branch = without_residual () => (product) {{ product = Identity(down_product) }}
             >
             layer_output_typed = CastLike(layer_output, x)
             next_state = Cast<to = {text.FLOAT}>(layer_output_typed)

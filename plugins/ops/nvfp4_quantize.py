@@ -1,7 +1,5 @@
 """NVFP4Quantize: activations to NVFP4, optionally after a residual add and an RMSNorm."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,6 +1,4 @@
-"""What the Torch references of the ops share: plain float32 Torch, written apart from the ONNX bodies."""
-
-from __future__ import annotations
+"""Functions that the Torch references of the ops share: plain float32 Torch, written apart from the ONNX bodies."""
 
 import torch
 from torch import Tensor
@@ -33,10 +31,10 @@ def dequantize_weight(packed: Tensor, scales: Tensor, scale: Tensor) -> Tensor:
 def gemm_input(
     x: Tensor,
     dtype: torch.dtype,
+    given_scale: Tensor,
     quantize_activations: int,
     scale_search: int,
     residual_channels: int,
-    given_scale: Tensor,
 ) -> Tensor:
     """float32 x as the GEMM sees it: rounded to dtype, or quantized to NVFP4 and back, behind it residual channels."""
     if not quantize_activations:

@@ -1,11 +1,8 @@
 """The formats of weights, and of what they are multiplied with, that an op may exist in: NVFP4 and E4M3."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from trt_nvfp4.plugins.ops import function_body as text
@@ -95,21 +92,6 @@ class WeightFormat:
             rule.expect(scale.name, batch)
 
 
-def _seen_nvfp4(
-    rows: Tensor,
-    dtype: torch.dtype,
-    given_scale: Tensor,
-    quantize_activations: int,
-    scale_search: int,
-    residual_channels: int,
-) -> Tensor:
-    return gemm_input(rows, dtype, quantize_activations, scale_search, residual_channels, given_scale)
-
-
-def _seen_e4m3(rows: Tensor, dtype: torch.dtype, given_scale: Tensor) -> Tensor:
-    return through_e4m3(rows, given_scale)
-
-
 NVFP4 = WeightFormat(
     parts=lambda n, k: {"weight": (n, k // 2), "scales": tiled_shape(n, k // BLOCK), "tensor_scale": ()},
     values_per_byte=2,
@@ -118,7 +100,7 @@ NVFP4 = WeightFormat(
         Formal("hidden_tensor_scale", "tensor(float)", "[]; 0: computed at run time"),
     ),
     weight=dequantize_weight,
-    seen=_seen_nvfp4,
+    seen=gemm_input,
     constants=text.constants(),
     weight_onnx=text.dequantize_weight,
     seen_onnx=text.gemm_input,
@@ -135,7 +117,7 @@ E4M3 = WeightFormat(
         Formal("hidden_scale", "tensor(float)", "[]; 0: amax / 448, computed at run time"),
     ),
     weight=dequantize_e4m3,
-    seen=_seen_e4m3,
+    seen=lambda rows, dtype, given_scale: through_e4m3(rows, given_scale),
     constants=text.e4m3_constants(),
     weight_onnx=text.dequantize_e4m3,
     seen_onnx=text.through_e4m3,

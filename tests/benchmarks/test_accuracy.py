@@ -1,7 +1,5 @@
 """The accuracy benchmark measures what is built: its Torch arithmetic against the rewritten ONNX in ONNX Runtime."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path
@@ -11,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.accuracy import activations, parts, quantizing, subjects
+from benchmarks.accuracy import parts, quantizing, subjects
 from benchmarks.accuracy.parts import loss_of
 from benchmarks.accuracy.recipes import library_tables, smollm2_table, table
-from trt_nvfp4.builder.accuracy.runners import session
 from trt_nvfp4.builder.export.huggingface import export
+from trt_nvfp4.builder.model.onnx_session import session
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.statistics.statistics import collect
@@ -24,6 +22,7 @@ from trt_nvfp4.common.metrics import kl_divergence
 from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.decide import make_plan
+from trt_nvfp4.graph_passes.planning.kinds.kind import PlanOptions
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,10 +62,7 @@ def test_torch_agrees_with_the_rewritten_model(tmp_path: Path, monkeypatch: pyte
         model,
         find_subgraphs(model),
         find_target("thor").capabilities,
-        kinds=("gated_mlp", "linear"),
-        exclude="lm_head",
-        calibrated=True,
-        recipe="mse",
+        PlanOptions(kinds=("gated_mlp", "linear"), exclude="lm_head", calibrated=True, recipe="mse"),
     )
     found = collect(model.path, calibration_tensors(plan), samples)
     actual = {}
@@ -130,7 +126,11 @@ def test_the_page_shows_what_activations_lose(activations_recorded: dict[str, An
     """Every remedy; and each search is worth more than its error, but for MiniLM's sweep of quantized weights' inputs,
     which is four over six's equal."""
     page = (ROOT / "docs" / "figures" / "accuracy.md").read_text()
-    assert "\n".join(activations.table(activations_recorded)) in page
+    columns = [subject[weights] for subject in activations_recorded["subjects"].values() for weights in ("W16", "W4")]
+    for label in columns[0]:
+        losses = [loss_of(column[label]) for column in columns]
+        cells = [f"{1000 * loss:.1f} ± {1000 * (error or 0.0):.1f}" for loss, error in losses]
+        assert f"| {' | '.join([label, *cells])} |" in page
     for name, subject in activations_recorded["subjects"].items():
         for weights in ("W16", "W4"):
             searches = ("sweep",) if (name, weights) == ("minilm", "W4") else ("four over six", "sweep")

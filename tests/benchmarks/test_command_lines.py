@@ -1,7 +1,5 @@
 """The benchmarks, most of which need a GPU, at least start: what they import of the project is there."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path
@@ -15,14 +13,11 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
     "name",
     [
         "kernels/attention",
-        "kernels/crossovers",
         "kernels/decode",
         "kernels/decoder",
         "kernels/fp8_mlp",
         "kernels/fp8_moe",
-        "kernels/fp8_sweep",
         "kernels/moe",
-        "kernels/nvfp4_or_fp8",
         "kernels/quantize",
         "models/vla",
     ],

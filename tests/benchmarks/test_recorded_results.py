@@ -1,7 +1,5 @@
 """The recorded decode results are complete and consistent with the workloads they name."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path
@@ -43,7 +41,8 @@ def test_fractions_follow_from_times(recorded: dict[str, Any], workloads: dict[s
 
 
 @pytest.mark.parametrize(
-    "name", ["decode", "decode_h100", "decoder", "fp8_mlp", "fp8_moe", "moe", "nvfp4_or_fp8", "quantize"]
+    "name",
+    ["decode", "decode_h100", "decoder", "fp8_mlp", "fp8_moe", "linear_attention", "moe", "nvfp4_or_fp8", "quantize"],
 )
 def test_recorded_timings_are_those_that_would_be_recorded(name: str) -> None:
     """No field of an old run goes by another name today."""

@@ -1,7 +1,5 @@
 """Small models for the builder's tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,11 +9,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, parser
-
-
-@pytest.fixture
-def rng(seed: int) -> np.random.Generator:
-    return np.random.default_rng(seed)
 
 
 def _save_gated_mlps(

@@ -1,7 +1,5 @@
 """The public functions: what commands do, without printing or exiting."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

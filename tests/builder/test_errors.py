@@ -1,7 +1,5 @@
 """Failures that are told apart by more than their type."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable
@@ -80,9 +78,12 @@ def test_other_failures_of_libraries_are_defects() -> None:
 
 
 def test_names_that_would_fill_the_terminal() -> None:
-    text = errors.message(
-        errors.BuilderError(errors.USAGE, f"plan.yaml: unknown decision '{'x' * 100_000}'; one of a, b")
-    )
+    text = errors.message(errors.UsageError(f"plan.yaml: unknown decision '{'x' * 100_000}'; one of a, b"))
     assert len(text) < 3100
     assert text.startswith("plan.yaml: unknown decision 'xxx")
     assert text.endswith("xxx'; one of a, b")
+
+
+def test_an_interruption_says_what_is_left() -> None:
+    assert errors.message(KeyboardInterrupt()) == "interrupted; nothing half-written was left"
+    assert errors.message(KeyboardInterrupt("5 samples are kept")) == "interrupted; 5 samples are kept"

@@ -1,7 +1,5 @@
 """Nothing that a rewritten model, a checkpoint, a directory or a bundle names is read outside its own folder."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -9,10 +7,11 @@ from pathlib import Path
 import onnx
 import pytest
 
-from trt_nvfp4.builder import errors
-from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.cuda import driver
+from trt_nvfp4.builder.errors import BuilderError, ModelFaultError
 from trt_nvfp4.builder.export import huggingface as export
 from trt_nvfp4.builder.pipeline import pipeline
+from trt_nvfp4.builder.records.bundle import MANIFEST
 from trt_nvfp4.builder.report import inspection
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.builder.tensorrt import build_script, bundle
@@ -37,9 +36,8 @@ def test_a_rewritten_model(tmp_path: Path, gated_mlps: Path, location: str) -> N
     entry.value = location
     onnx.save(proto, rewritten)
     plan = model.with_name("o.plan.yaml")
-    with pytest.raises(BuilderError, match=OUTSIDE if location != "missing" else "is missing") as failure:
+    with pytest.raises(ModelFaultError, match=OUTSIDE if location != "missing" else "is missing"):
         pipeline.run(pipeline.Request(rewritten, find_target("ada"), plan=plan, bundle=tmp_path / "bundle"))
-    assert failure.value.exit_code == errors.MODEL_AT_FAULT
     assert not (tmp_path / "bundle").exists()
 
 
@@ -64,7 +62,7 @@ def test_a_checkpoint_and_a_directory(tmp_path: Path) -> None:
 def test_a_bundles_manifest(tmp_path: Path) -> None:
     manifest = {"target": "ada", "arch": "sm_89", "modules": {}, "profiles": [], "checksums": {"/dev/zero": "0"}}
     manifest |= {"model": "../m.onnx", "planned": [], "plugin_library": None, "plugin_sources": None}
-    (tmp_path / inspection.bundle.MANIFEST).write_text(json.dumps(manifest))
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(BuilderError, match=OUTSIDE):
         inspection.inspect(tmp_path)
 
@@ -74,8 +72,8 @@ def test_a_bundles_manifest(tmp_path: Path) -> None:
 def test_what_a_bundles_script_reads_and_writes(key: str, name: str, tmp_path: Path, gated_mlps: Path) -> None:
     folder = tmp_path / "bundle"
     folder.mkdir()
-    bundle.write_folder(folder, find_target("ada"), gated_mlps, [], [{}], None)
-    manifest = folder / inspection.bundle.MANIFEST
+    bundle.write_folder(folder, find_target("ada"), gated_mlps, [], [{}])
+    manifest = folder / MANIFEST
     named = {name: "0"} if key == "checksums" else name
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {key: named}))
     with pytest.raises(BuilderError, match="lies outside of its folder"):
@@ -87,9 +85,9 @@ def test_a_bundles_modules_are_not_imported(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "hostile" / "__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "bundle").mkdir()
-    manifest = bundle.write_folder(tmp_path / "bundle", find_target("ada"), gated_mlps, [], [{}], None)
+    manifest = bundle.write_folder(tmp_path / "bundle", find_target("ada"), gated_mlps, [], [{}])
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"modules": {"hostile.part": "1.0"}}))
-    with pytest.raises(BuilderError, match=r"'hostile\.part' is no TensorRT"):
+    with pytest.raises(BuilderError, match=r"'hostile\.part' is not a TensorRT module"):
         build_script.read_job(manifest, None)
     assert not (tmp_path / "ran").exists()
 
@@ -97,7 +95,7 @@ def test_a_bundles_modules_are_not_imported(tmp_path: Path, monkeypatch: pytest.
 def test_a_reports_backend_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hostile.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(runtime.backend, "local_compute_capability", lambda: (9, 0))
+    monkeypatch.setattr(driver, "local_compute_capability", lambda: (9, 0))
     monkeypatch.setattr(runtime.importlib.util, "find_spec", lambda name: None)
     (tmp_path / "m.engine").write_bytes(b"engine")
     (tmp_path / "m.report.json").write_text('{"backend": "hostile"}')

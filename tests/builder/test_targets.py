@@ -1,23 +1,20 @@
 """The target table."""
 
-from __future__ import annotations
-
-import inspect
 import platform
 import subprocess
 import sys
 
 import pytest
 
-from trt_nvfp4.builder.cli.build_engine import build_engine
-from trt_nvfp4.builder.errors import UNAVAILABLE, USAGE, BuilderError
+from trt_nvfp4.builder.errors import BuilderError, UnavailableError, UsageError
+from trt_nvfp4.builder.options import entries_of
+from trt_nvfp4.builder.pipeline.build_options import BuildOptions
 from trt_nvfp4.builder.targets import TARGETS, arch_of, find_target, require_here
 
 
 def test_unknown_target_lists_the_known_ones() -> None:
-    with pytest.raises(BuilderError) as failure:
+    with pytest.raises(UsageError) as failure:
         find_target("h1000")
-    assert failure.value.exit_code == USAGE
     assert all(name in str(failure.value) for name in TARGETS)
 
 
@@ -32,9 +29,8 @@ def test_arch_belongs_to_the_compute_capability(target) -> None:
 
 @pytest.mark.parametrize("name", ["thor", "b200"])
 def test_target_of_another_machine_points_to_the_bundle(name: str) -> None:
-    with pytest.raises(BuilderError, match="--bundle") as failure:
+    with pytest.raises(UnavailableError, match="--bundle"):
         require_here(find_target(name))
-    assert failure.value.exit_code == UNAVAILABLE
 
 
 def test_target_with_another_processor_is_not_built_for_whatever_is_installed() -> None:
@@ -61,7 +57,7 @@ def test_packages_to_install_are_those_that_can_build(
 ) -> None:
     """By the names that pip knows. tensorrt builds only for a GPU that is here."""
     monkeypatch.setattr("importlib.util.find_spec", lambda module: module if module in installed else None)
-    monkeypatch.setattr("trt_nvfp4.builder.tensorrt.backend.local_compute_capability", lambda: gpu)
+    monkeypatch.setattr("trt_nvfp4.builder.cuda.driver.local_compute_capability", lambda: gpu)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     with pytest.raises(BuilderError, match="no such GPU"):
         require_here(find_target("b200"))
@@ -69,15 +65,14 @@ def test_packages_to_install_are_those_that_can_build(
         require_here(find_target("ada"))
         return
     words = rf"it needs {needed}, which is not installed here \(pip install tensorrt-rtx\); add --bundle DIR"
-    with pytest.raises(BuilderError, match=words) as failure:
+    with pytest.raises(UnavailableError, match=words):
         require_here(find_target("ada"))
-    assert failure.value.exit_code == UNAVAILABLE
 
 
 def test_help_names_every_target() -> None:
     # The help must not import the table: it would import the graph passes.
-    annotation = inspect.get_annotations(build_engine, eval_str=True)["target"]
-    assert all(name in annotation.__metadata__[0].help for name in TARGETS)
+    (target,) = (entry for entry in entries_of(BuildOptions) if entry.name == "target")
+    assert all(name in target.option.help for name in TARGETS)
 
 
 def test_a_misspelt_target_is_told_before_torch_is_imported() -> None:

@@ -1,10 +1,9 @@
 """Checkpoints of both conventions, written here as their tools lay them out."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,10 +97,8 @@ def test_a_name_that_two_modules_may_have_is_none(tmp_path: Path, seed: int) -> 
         ({f"{UP}.weight_scale_2": torch.ones(3)}, r"found shape \(3,\)"),
         ({f"{UP}.weight_scale_2": torch.ones(0)}, r"found shape \(0,\) of torch.float32"),
         ({f"{UP}.weight_scale_2": torch.ones((), dtype=torch.int64)}, r"found shape \(\) of torch.int64"),
-        (
-            {f"{UP}.input_scale": torch.tensor(float("nan"))},
-            "input_scale must be one positive, finite number, found nan",
-        ),
+        ({f"{UP}.weight_scale_2": torch.tensor(float("nan"))}, "must be one positive, finite number, found nan"),
+        ({f"{UP}.input_scale": torch.ones(2)}, r"input_scale must be one .*, found shape \(2,\)"),
         ({f"{UP}.weight_scale": -torch.ones(24, 3)}, "found torch.uint8 and torch.float32"),
         ({f"{UP}.weight_scale": (-torch.ones(24, 3)).to(torch.float8_e4m3fn)}, "negative or NaN block scales"),
         ({f"{UP}.weight_scale": torch.full((24, 3), torch.nan).to(torch.float8_e4m3fn)}, "negative or NaN block"),
@@ -115,14 +112,33 @@ def test_tensors_that_are_not_nvfp4(change: dict[str, torch.Tensor], message: st
     assert UP in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["weight_global_scale", "input_global_scale"])
-@pytest.mark.parametrize("value", [1e-42, 0.0, -2.0, float("inf")])
-def test_divisors_without_a_usable_reciprocal(name: str, value: float, tmp_path: Path, seed: int) -> None:
-    file = tmp_path / "model.safetensors"
-    save_file({**compressed_tensors(UP, seed), f"{UP}.{name}": torch.tensor([value])}, file)
-    found = re.escape(f"{torch.tensor(value).item():g}")
-    with pytest.raises(CalibrationError, match=f"{UP}.{name} must be one .* and so must 1 over it, found {found}$"):
-        NVFP4Checkpoint(file).tensor_scales(UP)
+UNUSABLE = (1e-42, 0.0, -2.0, float("inf"), float("nan"))
+
+
+@pytest.mark.parametrize("value", UNUSABLE)
+@pytest.mark.parametrize("convention", [modelopt, compressed_tensors])
+def test_scales_that_are_not_positive_and_finite(convention: Any, value: float, tmp_path: Path, seed: int) -> None:
+    """Those of activations are left out; that of a weight is an error, but where all of its values are 0."""
+    file, tensors = tmp_path / "model.safetensors", convention(UP, seed)
+    (of_input,) = (name for name in tensors if "input" in name)
+    (of_weight,) = (name for name in tensors if name.endswith(("scale_2", "weight_global_scale")))
+    (values,) = (name for name in tensors if tensors[name].dtype == torch.uint8)
+    usable = value > 0 and value != float("inf") and convention is modelopt
+    save_file({**tensors, of_input: torch.tensor([value])}, file)
+    checkpoint = NVFP4Checkpoint(file)
+    assert (checkpoint.tensor_scales(UP)[1] is not None) == usable
+    assert usable or list(checkpoint.unusable) == [of_input]
+    save_file({**tensors, of_weight: torch.tensor([value])}, file)
+    if not usable:
+        found = re.escape(f"{torch.tensor(value).item():g}")
+        with pytest.raises(
+            CalibrationError, match=f"{of_weight} must be one positive, finite number.*, found {found}$"
+        ):
+            NVFP4Checkpoint(file).tensor_scales(UP)
+    for zeros in ({values: tensors[values] & 0x88}, {f"{UP}.weight_scale": torch.zeros(24, 3).to(torch.float8_e4m3fn)}):
+        save_file({**tensors, of_weight: torch.tensor([value]), **zeros}, file)
+        weight = NVFP4Checkpoint(file)[UP]
+        assert not nvfp4.dequantize(weight.packed, weight.block_scales, weight.tensor_scale).any()
 
 
 @pytest.mark.parametrize("with_index", [True, False])
@@ -194,6 +210,9 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"not a header")
     with pytest.raises(CalibrationError, match=r"broken.safetensors: not a safetensors file"):
+        NVFP4Checkpoint(broken)
+    broken.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 5\n")
+    with pytest.raises(CalibrationError, match=r"broken.safetensors: a Git LFS pointer in place of the file"):
         NVFP4Checkpoint(broken)
     with pytest.raises(CalibrationError, match=r"absent.safetensors: no such file or folder"):
         NVFP4Checkpoint(tmp_path / "absent.safetensors")

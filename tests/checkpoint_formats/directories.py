@@ -1,7 +1,5 @@
 """Hugging Face directories whose linears are quantized, with the models that they stand for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

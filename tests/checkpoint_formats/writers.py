@@ -1,8 +1,6 @@
 """Weights in the formats that checkpoints are published in, made of random codes and scales, by hand: each writer gives
 the tensors of one module by their names behind it, and the weight that they stand for, worked out value by value."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 
@@ -165,12 +163,13 @@ def pack_quantized(bits: int, asymmetric: bool, act_order: bool) -> Writer:
     return write
 
 
-def gptq(bits: int, act_order: bool, second_version: bool = False) -> Writer:
+def gptq(bits: int, act_order: bool, second_version: bool = False, symmetric: bool = False) -> Writer:
     """Groups of 32 rows of K; zero points less one in the first version, which wrap."""
 
     def write(random: np.random.Generator, n: int, k: int) -> Written:
         most, groups = 1 << bits, k // 32
-        values, zero = random.integers(0, most, (k, n)), random.integers(0, most, (groups, n))
+        values = random.integers(0, most, (k, n))
+        zero = np.full((groups, n), most // 2) if symmetric else random.integers(0, most, (groups, n))
         scale = torch.from_numpy(random.uniform(1e-3, 1e-2, (groups, n)).astype(np.float16))
         group = random.permutation(np.arange(k) // 32) if act_order else np.arange(k) // 32
         whole = (values - zero[group]) * scale.double().numpy()[group]

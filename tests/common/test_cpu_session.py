@@ -1,7 +1,5 @@
 """Sessions compute what ONNX Runtime computes without any optimizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """External data: regular files of the model's own folder only, of which links may be followed."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

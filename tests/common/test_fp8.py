@@ -1,7 +1,5 @@
 """FP8 matrices against ml_dtypes."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Chat templates and tokenizers without an end, or larger than the memory: one message, in commands and calibration."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.errors import BuilderError, ModelFaultError
 from trt_nvfp4.builder.generate import tokenizer as generating
 from trt_nvfp4.calibration.samples import text
 from trt_nvfp4.calibration.samples.samples import InputSpec, load_samples
@@ -50,9 +48,8 @@ def write(folder: Path, splitting: pre_tokenizers.PreTokenizer) -> None:
 def refused(folder: Path, words: str) -> None:
     """Both by `generate --chat` and as calibration data."""
     started = time.monotonic()
-    with pytest.raises(BuilderError, match=f"its chat template fails: .*{words}") as failure:
+    with pytest.raises(ModelFaultError, match=f"its chat template fails: .*{words}"):
         generating.Tokenizer(folder).encode_chat("one two")
-    assert failure.value.exit_code == MODEL_AT_FAULT
     with pytest.raises(CalibrationError, match=f"chats.jsonl.*template.*{words}"):
         load_samples(folder / "chats.jsonl", IDS, folder)
     assert time.monotonic() - started < 30
@@ -182,4 +179,18 @@ def test_configurations_beside(folder: Path) -> None:
     with pytest.raises(BuilderError, match="num_hidden_layers is 1000000000"):
         generating.Tokenizer(folder)
     with pytest.raises(CalibrationError, match="num_hidden_layers is 1000000000"):
+        load_samples(folder / "chats.jsonl", IDS, folder)
+
+
+@pytest.mark.parametrize("charsmap", ["CAAAAP//////////YWJj", "YWI="], ids=["indices beyond the end", "cut off"])
+def test_normalizers_that_panic(folder: Path, charsmap: str) -> None:
+    """In Rust: what it raises is no Exception."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": charsmap}
+    token = {"id": 5, "content": "x", "normalized": True, "special": False}
+    content["added_tokens"] = [{**token, **dict.fromkeys(("single_word", "lstrip", "rstrip"), False)}]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ModelFaultError, match="its files make the library panic"):
+        generating.Tokenizer(folder).encode("one")
+    with pytest.raises(CalibrationError, match="panic"):
         load_samples(folder / "chats.jsonl", IDS, folder)

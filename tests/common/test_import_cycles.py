@@ -1,7 +1,5 @@
 """No module imports another that imports it, however far around; imports for type checking count."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """JSON that is nested too deeply, and files without an end, are errors like any other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -31,7 +29,7 @@ def test_files(tmp_path: Path) -> None:
 def test_files_that_are_larger_than_any_such_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_text, "_MOST", 1 << 20)
     (tmp_path / "a.json").symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match="larger than 1 MB"):
+    with pytest.raises(ValueError, match="not an ordinary file"):
         read_text(tmp_path / "a.json")
     (tmp_path / "b.json").write_text("[" + " " * (1 << 20))
     with pytest.raises(ValueError, match="larger than 1 MB"):

@@ -1,7 +1,5 @@
 """Code runs in a process of its own, which ends at limits of time and memory; nothing of it stays."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -1,7 +1,5 @@
 """More layers, heads, experts or labels than any model has are refused, whatever lists they are in; sizes are not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

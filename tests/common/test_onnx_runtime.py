@@ -1,7 +1,5 @@
 """What ONNX Runtime leaves outside of the models' folders."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

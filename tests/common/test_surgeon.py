@@ -1,7 +1,5 @@
 """Nodes put in by hand: MLPs that no pattern knows, against Torch, and through Polygraphy's own command."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -18,6 +16,7 @@ import yaml
 
 surgeon = pytest.importorskip("trt_nvfp4.surgeon", exc_type=ImportError)
 
+from onnx_models.graphs import parsed  # noqa: E402
 from trt_nvfp4.graph_passes.load.source import load  # noqa: E402
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs  # noqa: E402
 from trt_nvfp4.plugins.ops import OPS  # noqa: E402
@@ -240,18 +239,16 @@ def test_polygraphy_replaces_what_is_written_by_hand(
 def test_polygraphy_matches_what_the_finder_finds(
     weights: dict[str, np.ndarray], patterns: Path, tmp_path: Path, seed: int
 ) -> None:
-    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
-        known (float[tokens, {K}] x) => (float[tokens, {H}] y) {{
+    text = f"""known (float[tokens, {K}] x) => (float[tokens, {H}] y) {{
             g = MatMul(x, gate)
             s = Sigmoid(g)
             a = Mul(g, s)
             u = MatMul(x, up)
             h = Mul(a, u)
             y = MatMul(h, down)
-        }}""")
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in weights.items())
+        }}"""
     path, config, replaced = tmp_path / "known.onnx", tmp_path / "config.yaml", tmp_path / "replaced.onnx"
-    onnx.save(model, path)
+    onnx.save(parsed(text, weights), path)
     polygraphy("plugin", "match", path, "--plugin-dir", patterns, "-o", config)
     polygraphy("plugin", "replace", path, "--plugin-dir", patterns, "--config", config, "-o", replaced)
     agrees(replaced, weights, samples(seed))

@@ -1,7 +1,5 @@
 """bfloat16 models in float32: what ONNX Runtime computes, against Torch."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnxruntime

@@ -1,7 +1,5 @@
 """docs/how_to/calibration.md lists every part of a recipe, and its example in Python runs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

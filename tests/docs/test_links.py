@@ -1,7 +1,5 @@
 """Relative links of the pages lead to files, and their anchors to headings."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -26,3 +24,10 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = page.parent / file if file else page
         assert target.exists(), link
         assert not anchor or anchor in _anchors(target), link
+
+
+def test_tests_that_pages_name_are_there() -> None:
+    named = [each for page in PAGES for each in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())]
+    assert len(named) > 10
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text(), f"{file}::{test}"

@@ -1,7 +1,5 @@
 """docs/reference/ops.md says what the op definitions say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,18 +1,14 @@
 """docs/how_to/plans.md lists the decisions and kinds that plans know, the budgets that `--accuracy-budget` takes, and
 where FP8 takes over."""
 
-from __future__ import annotations
-
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from trt_nvfp4.builder.accuracy.budget import METRICS
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
-from trt_nvfp4.graph_passes.planning.plan import SELECTABLE_KINDS
-from trt_nvfp4.graph_passes.planning.w4a16_tokens import most_decode_tokens
-from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.planning.kinds.products import GatedMlp, Moe
+from trt_nvfp4.graph_passes.planning.kinds.registry import SELECTABLE_KINDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how_to" / "plans.md").read_text()
@@ -37,14 +33,11 @@ def test_budgets() -> None:
 
 
 def test_where_fp8_takes_over() -> None:
-    """The numbers of tokens are graph_passes/planning/w4a16_tokens.py's, the times those that were recorded."""
+    """The numbers of tokens are graph_passes/planning/kinds/products.py's, the times those that were recorded."""
     section = PAGE.split("### W4A16 or FP8\n")[1].split("\n### ")[0]
-    mlp = Subgraph("s", "gated_mlp", (), "x", "y", {}, "silu", "float16", None)
-    most = [most_decode_tokens(mlp, calibrated) + 1 for calibrated in (True, False)]
+    most = [GatedMlp().most_w4a16_tokens({}, calibrated) + 1 for calibrated in (True, False)]
     assert f"| MLP or linear layer | {most[0]} | {most[1]}; only where" in section
-    few, all_of_them = (
-        most_decode_tokens(replace(mlp, kind="moe", shapes={"experts": 64, "top_k": k}), True) for k in (1, 64)
-    )
+    few, all_of_them = (Moe().most_w4a16_tokens({"experts": 64, "top_k": k}, True) for k in (1, 64))
     claim = f"more than {few}, or more than {all_of_them} for each expert on average, whichever comes first"
     assert f"| {claim} | twice as many |" in section
 

@@ -1,7 +1,5 @@
 """The notebook runs from its first cell to its last, and its outputs show an engine with six plugins."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

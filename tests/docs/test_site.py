@@ -1,7 +1,5 @@
 """The documentation builds as a site: every page is in the navigation, every link and anchor leads somewhere."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

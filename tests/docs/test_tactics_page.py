@@ -1,8 +1,6 @@
 """docs/figures/tactics.md lists every tactic of the plugins' C interface with its number, and says of linears what was
 recorded."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

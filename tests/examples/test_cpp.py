@@ -1,17 +1,18 @@
 """The C++ programs compile against TensorRT's headers and link with TensorRT-RTX; what they say where they cannot run.
 
-TensorRT's headers are in no Python package: TENSORRT_INCLUDE_DIR names their folder, as for the plugin library. JSON's
+TensorRT's headers are in no Python package: TENSORRT_INCLUDE_DIR names their folder, as for the plugin library. Without
+them the programs are compiled, and not linked, against the declarations in `declared/`. JSON's headers
 (nlohmann-json3-dev) are the system's, or in a folder of CPLUS_INCLUDE_PATH.
 """
-
-from __future__ import annotations
 
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ import torch
 from trt_nvfp4.plugins.compile.toolchain import find_nvcc
 
 SOURCES = Path(__file__).parents[2] / "examples" / "cpp"
+DECLARED = Path(__file__).with_name("declared")
 SYSTEM = (Path("/usr/include"), Path(f"/usr/include/{os.uname().machine}-linux-gnu"))
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -80,6 +82,31 @@ def test_generate_without_a_gpu(program: Callable[[str], Path], tmp_path: Path) 
     assert "this program needs an NVIDIA GPU: " in _error(program("generate"), tmp_path / "a.engine", "4", given="1 2")
 
 
+@pytest.mark.parametrize("name", ["generate", "parts", "generate_parts"])
+def test_programs_compile_without_tensorrts_headers(name: str, tmp_path: Path) -> None:
+    if name != "generate":
+        _require_json()
+    flags = ["-std=c++17", "-O0", "-Xcompiler=-Wall,-Wextra,-Werror,-fsyntax-only", f"-isystem={DECLARED}"]
+    compiled = [find_nvcc().nvcc, *flags, "-c", SOURCES / f"{name}.cpp", "-o", tmp_path / "o"]
+    subprocess.run(compiled, check=True)
+
+
+@pytest.mark.skipif(which("cmake") is None, reason="cmake is not here")
+@pytest.mark.parametrize("has_headers", [False, True])
+def test_what_cmake_finds(has_headers: bool, tmp_path: Path) -> None:
+    """CUDA and the library in Python's packages; the headers, in no package, are named with what to do."""
+    if find_spec("tensorrt_rtx_libs") is None:
+        pytest.skip("TensorRT-RTX's library is not here")
+    command = ["cmake", "-S", SOURCES, "-B", tmp_path, "-DTENSORRT_RTX=ON", f"-DPYTHON={sys.executable}"]
+    command += [f"-DTENSORRT_ROOT={DECLARED if has_headers else tmp_path}"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if not has_headers and _folder_with("NvInfer.h") is None:
+        assert "TensorRT's headers (NvInfer.h): unpack TensorRT's archive" in " ".join(done.stderr.split())
+        assert "library" not in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+
+
 #: Program, arguments behind the folder, the task that it is for, and what it says of the other.
 OF_PARTS = [
     ("parts", [], "run", "this model generates tokens; see generate_parts.cpp"),
@@ -119,6 +146,10 @@ def test_parts_without_a_gpu(
 
 
 def _of_parts(program: Callable[[str], Path], name: str) -> Path:
+    _require_json()
+    return program(name)
+
+
+def _require_json() -> None:
     if _folder_with("nlohmann/json.hpp", *os.environ.get("CPLUS_INCLUDE_PATH", "").split(":")) is None:
         pytest.skip("nlohmann's JSON is not here (nlohmann-json3-dev)")
-    return program(name)

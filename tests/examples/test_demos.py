@@ -1,7 +1,5 @@
 """The demos show the public API: they import nothing below it."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -6,8 +6,6 @@ prints how many models of seeds 7 to 14 ended how, and the numbers that made the
 same one.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -1,12 +1,11 @@
-"""Fuzzing of what commands read besides models: plans, reports, bundles, statistics, samples, adapters, tokenizers.
+"""Fuzzing of what commands read besides models: plans, reports, bundles, statistics, samples, adapters, tokenizers,
+quantized directories of each format, shards, engines. `--only TEXT` takes the kinds whose names hold it.
 
     python tests/fuzz/file_driver.py --seconds 600 --seed 7
 
 None may end with exit code 1, hang, take much memory, flood the terminal, or leave anything outside its folder. File N
 of a seed is always the same one.
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
@@ -162,9 +161,9 @@ def _outside(folder: Path) -> set[str]:
     }
 
 
-def attack(seed: int, seconds: float, count: int, folder: Path) -> Outcome:
+def attack(seed: int, seconds: float, count: int, folder: Path, only: str = "") -> Outcome:
     """Read changed files 0, 1, ... of `seed` in `folder` until the time or the `count` is up."""
-    outcome, names = Outcome(), list(KINDS)
+    outcome, names = Outcome(), [name for name in KINDS if only in name]
     (own := folder / "own").mkdir()
     with _quiet():
         write(own)
@@ -226,13 +225,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--count", type=int, default=sys.maxsize, help="stop after this many files")
+    parser.add_argument("--only", default="", metavar="TEXT", help="kinds whose names hold this")
     parser.add_argument("--seed", type=int, default=random.randrange(2**31))
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
     limit_memory()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with tempfile.TemporaryDirectory() as folder:
-        outcome = attack(arguments.seed, arguments.seconds, arguments.count, Path(folder))
+        outcome = attack(arguments.seed, arguments.seconds, arguments.count, Path(folder), arguments.only)
         shutil.rmtree(folder, ignore_errors=True)
     kinds: dict[str, tuple[int, str]] = {}
     for number, how, details in outcome.failures:

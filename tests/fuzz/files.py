@@ -1,7 +1,5 @@
 """Small files of each kind that commands read besides models, and what reads them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -14,6 +12,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import torch
+from fuzz import checkpoint_files
 from fuzz.models import HEAD, models
 from safetensors.torch import save_file
 from weights_files import written
@@ -25,13 +24,13 @@ from trt_nvfp4.builder.components.manifest import Flow, Loop, Manifest, Part, Po
 from trt_nvfp4.builder.components.pipeline import Pipeline
 from trt_nvfp4.builder.components.source import is_of_parts
 from trt_nvfp4.builder.export.adapter import Adapter
-from trt_nvfp4.builder.export.decoder_contract import CacheOptions
 from trt_nvfp4.builder.export.decoders import end_tokens
 from trt_nvfp4.builder.export.expected_inputs import expected_inputs
 from trt_nvfp4.builder.export.huggingface import load_model
 from trt_nvfp4.builder.generate.caches import cache_shapes
 from trt_nvfp4.builder.generate.onnx_runner import checked_decoder
 from trt_nvfp4.builder.generate.tensorrt_runner import decoder_beside
+from trt_nvfp4.builder.model.decoder_contract import CacheOptions
 from trt_nvfp4.builder.parallel.manifest import RANK, RankFolder, note
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.report import html, inspection
@@ -98,7 +97,7 @@ def _plan(folder: Path) -> None:
 
 def _page(folder: Path) -> None:
     inspection.inspect(folder / "o.report.json")
-    load.typical_shapes(folder / "o.engine")
+    load.opt_shapes(folder / "o.engine")
     html.write(folder / "o.report.json")
 
 
@@ -160,6 +159,7 @@ KINDS = {
         file: Kind(f"tokenizer/{file}", lambda folder: _consumed(folder / "chats.jsonl", IDS, folder / "tokenizer"))
         for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
     },
+    **{name: Kind(file, read) for name, (file, read) in checkpoint_files.readers().items()},
 }
 
 
@@ -188,6 +188,7 @@ def write(folder: Path) -> None:
     save_json([{"x": rng.random((2, 4), np.float32), "n": np.ones(2, np.int64)}], str(folder / "inputs.json"))
     _write_texts(folder)
     _write_models(folder)
+    checkpoint_files.write(folder)
 
 
 def _write_models(folder: Path) -> None:

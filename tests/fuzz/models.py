@@ -1,7 +1,5 @@
 """Small models that mutations start from: what the passes look for, in spellings that take many of their branches."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Random changes to ONNX models, at the level of protobuf: fields of any message at any depth."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any

@@ -2,11 +2,10 @@
 
 The drivers run for hours."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
+from fuzz import decoders
 from fuzz.driver import fuzz
 from fuzz.file_driver import attack
 
@@ -23,3 +22,10 @@ def test_changed_files(tmp_path: Path) -> None:
     outcome = attack(seed=51, seconds=60, count=600, folder=tmp_path)
     assert not outcome.failures
     assert {"exit code 0", "exit code 2", "exit code 3"} <= outcome.counts.keys()
+
+
+def test_changed_decoders(seed: int) -> None:
+    """Converted rightly, or refused."""
+    counts = decoders.run(seed, 24)
+    assert not counts[decoders.WRONG]
+    assert counts[decoders.RIGHT] + counts[decoders.REFUSED]

@@ -1,7 +1,5 @@
 """Loading a model that is made in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a rewrite writes: values against independent references, all or nothing, nothing left behind."""
 
-from __future__ import annotations
-
 import errno
 import json
 from collections import Counter
@@ -18,7 +16,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx_models.graphs import Graph, mlp_model, quantized_twin, run, spec
+from onnx_models.graphs import Graph, assert_same, draw, mlp_model, parsed, quantized_twin, run, spec
 from onnx_models.passes import found_mlps, plan_all, rewritten
 from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
@@ -33,10 +31,6 @@ from trt_nvfp4.plugins.ops import OPS
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 BF16 = "bfloat16"
-
-
-def draw(seed: int | tuple[int, ...], *shape: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 @pytest.fixture
@@ -64,8 +58,7 @@ def test_linears(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, s
     for node in written.graph.node:
         assert {a.name for a in node.attribute} == set(OPS[node.op_type].attributes)
     x = draw(seed, 2, 3, 64)
-    (expected,), (found,) = run(quantized_twin(graph, model), x), run(result.path, x)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    assert_same(result.path, quantized_twin(graph, model), x)
     assert result.weights_bytes_before == sum(array.nbytes for array in graph.weights.values())
     assert result.weights_bytes_after == sum(numpy_helper.to_array(t).nbytes for t in written.graph.initializer)
 
@@ -119,14 +112,13 @@ def test_linears_of_a_refused_mlp(reason: str, loaded: Load, seed: int) -> None:
         model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [None] * 3))
     source = loaded(model)
     mlp, *linears = find_subgraphs(source)
-    assert (mlp.kind, mlp.refusal is None) == ("mlp", False)
-    assert [(part.kind, part.refusal) for part in linears] == [("linear", None)] * (3 if "common" in reason else 2)
+    assert (mlp.kind, mlp.unsupported is None) == ("mlp", False)
+    assert [(part.kind, part.unsupported) for part in linears] == [("linear", None)] * (3 if "common" in reason else 2)
     result = rewritten(source)
     written = onnx.load(result.path)
     assert [node.op_type for node in written.graph.node if node.domain] == ["NVFP4Linear"] * len(linears)
     x = draw(seed, 2, 3, 32)
-    for expected, found in zip(run(quantized_twin(graph, model), x), run(result.path, x), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    assert_same(result.path, quantized_twin(graph, model), x)
 
 
 def test_statistics_of_another_model(
@@ -144,7 +136,7 @@ def test_statistics_of_another_model(
 
 def test_calibration_inside_local_functions(loaded: Load, seed: int) -> None:
     """MLPs written as calls of one function are found, and the tensors inside each call have statistics."""
-    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "local": 1]>
+    text = """<ir_version: 10, opset_import: ["": 21, "local": 1]>
         g (float[rows, 32] x) => (float[rows, 32] y) {
             m = local.mlp(x, gate0, up0, down0)
             n = Tanh(m)
@@ -153,14 +145,13 @@ def test_calibration_inside_local_functions(loaded: Load, seed: int) -> None:
         <domain: "local", opset_import: ["": 21]>
         mlp (x, gate, up, down) => (y) {
             g = MatMul(x, gate) s = Sigmoid(g) a = Mul(g, s) u = MatMul(x, up) h = Mul(a, u) y = MatMul(h, down)
-        }""")
+        }"""
     weights = {
         f"{name}{layer}": draw((seed, layer, i), *((48, 32) if name == "down" else (32, 48)))
         for layer in range(2)
         for i, name in enumerate(("gate", "up", "down"))
     }
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
-    source = loaded(model)
+    source = loaded(parsed(text, weights))
     plan = plan_all(source, calibrated=True)
     x = draw(seed, 5, 32)
     statistics = collect(source.path, calibration_tensors(plan), [{"x": x}])
@@ -281,13 +272,8 @@ def test_weights_that_are_no_numbers(value: float, loaded: Load) -> None:
 
 @pytest.mark.parametrize("precision", ["nvfp4", "fp8"])
 def test_weights_without_values(precision: str, loaded: Load) -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 9, opset_import: ["": 20]> g (float[2, 32] x) => (float[2, 32] y)'
-        " { h = MatMul(x, up) a = Relu(h) y = MatMul(a, down) }"
-    )
-    for name, shape in (("up", (32, 0)), ("down", (0, 32))):
-        model.graph.initializer.append(numpy_helper.from_array(np.zeros(shape, np.float32), name))
-    source = loaded(model)
+    text = "g (float[2, 32] x) => (float[2, 32] y) { h = MatMul(x, up) a = Relu(h) y = MatMul(a, down) }"
+    source = loaded(parsed(text, {"up": (32, 0), "down": (0, 32)}))
     with pytest.raises(ModelError, match=r"weight 'up' is empty, \[0, 32\]"):
         rewritten(source, plan_all(source, precision))
 
@@ -394,16 +380,13 @@ def test_progress(
 )
 def test_reshapes_around_linears(body: str, shape: tuple[int, ...], loaded: Load, seed: int) -> None:
     """Products of two dimensions among tensors of three: the rewritten model keeps the shapes of both."""
-    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[b, s, 16] x) => (float[{"n, " * (len(shape) - 1)}16] y)
+    text = f"""g (float[b, s, 16] x) => (float[{"n, " * (len(shape) - 1)}16] y)
     <int64[2] rows = {{-1, 32}}, int64[2] rows_x = {{-1, 16}}> {{ {body} }}"""
-    model = onnx.parser.parse_model(text)
-    generator = np.random.default_rng(seed)
-    for name, weight_shape in (("up", (16, 32)), ("down", (32, 16))):
-        model.graph.initializer.append(numpy_helper.from_array(generator.random(weight_shape, np.float32), name))
+    model = parsed(text, {"up": (16, 32), "down": (32, 16)}, seed)
     graph = Graph(spec(), groups=[[("up", True)], [("down", True)]])
     graph.weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if "rows" not in t.name}
     source = loaded(model)
-    assert [m.refusal for m in found_mlps(source)] == [None]
+    assert [m.unsupported for m in found_mlps(source)] == [None]
     x = draw(seed, 2, 3, 16)
     (expected,), (found,) = run(quantized_twin(graph, model), x), run(rewritten(source).path, x)
     assert found.shape == expected.shape == shape
@@ -412,17 +395,14 @@ def test_reshapes_around_linears(body: str, shape: tuple[int, ...], loaded: Load
 
 def test_a_bias_for_each_row_stays_an_add(loaded: Load, seed: int) -> None:
     """A vector that is transposed to a column adds the same number to a whole row, other than a linear's bias."""
-    model = onnx.parser.parse_model(
-        """<ir_version: 10, opset_import: ["": 21]> g (float[16, 32] x) => (float[16, 16] y)
+    text = """g (float[16, 32] x) => (float[16, 16] y)
         { m = MatMul(x, w)  column = Transpose<perm = [1, 0]>(row)  y = Add(m, column) }"""
-    )
     graph = Graph(spec(seed=seed))
     graph.groups.append([(graph.draw("w", 32, 16), True)])
     graph.draw("row", 1, 16)
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in graph.weights.items())
+    model = parsed(text, graph.weights)
     x = draw(seed, 16, 32)
-    (expected,), (found,) = run(quantized_twin(graph, model), x), run(rewritten(loaded(model)).path, x)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    assert_same(rewritten(loaded(model)).path, quantized_twin(graph, model), x)
 
 
 def test_written_model_is_refused_as_source(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load) -> None:
@@ -438,12 +418,9 @@ def test_linears_of_different_types(up: str, down: str, precision: str, loaded: 
     """T5's `wo` stays float32 where the rest is float16: what computes MLPs in one type passes them on."""
     x_type, y_type = (name.removesuffix("32") for name in (up, down))
     code = {"float": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}[y_type]
-    model = onnx.parser.parse_model(
-        f"""<ir_version: 10, opset_import: ["": 21]> g ({x_type}[b, 32] x) => ({y_type}[b, 16] y)
+    text = f"""g ({x_type}[b, 32] x) => ({y_type}[b, 16] y)
         {{ a = MatMul(x, up)  r = Relu(a)  c = Cast<to = {code}>(r)  y = MatMul(c, down) }}"""
-    )
-    for name, dtype, shape in (("up", up, (32, 48)), ("down", down, (48, 16))):
-        model.graph.initializer.append(numpy_helper.from_array(draw(seed, *shape).astype(dtype), name))
+    model = parsed(text, {"up": draw(seed, 32, 48).astype(up), "down": draw(seed, 48, 16).astype(down)})
     source = loaded(model)
     plan = plan_all(source, precision)
     (entry,) = plan.subgraphs
@@ -468,15 +445,11 @@ def test_names_that_the_model_has_already(precision: str, loaded: Load, seed: in
     """Initializers of the model have the names that rewriting gives to what it makes."""
     taken = ["up.bfloat16", "up.fp8", "mlp_0/up_weight"]
     products = "  ".join(f"z{i} = MatMul(x, w{i})" for i in range(len(taken)))
-    model = onnx.parser.parse_model(
-        f"""<ir_version: 10, opset_import: ["": 21]> g (float[b, 32] x) => (float[b, 96] y)
+    text = f"""g (float[b, 32] x) => (float[b, 96] y)
         {{ a = MatMul(x, up)  r = Relu(a)  m = MatMul(r, down)  {products}  s = Sum(m, z0, z1, z2)  y = Add(s, s) }}"""
-    )
+    model = parsed(text, {"up": (32, 32), "down": (32, 96)} | dict.fromkeys(taken, (32, 96)), seed)
     for node in model.graph.node:
         node.input[:] = [taken[int(name[1:])] if name in ("w0", "w1", "w2") else name for name in node.input]
-    weights = {"up": draw(seed, 32, 32), "down": draw(seed, 32, 96)}
-    weights |= {name: draw((seed, i), 32, 96) for i, name in enumerate(taken)}
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
     source = loaded(model)
     plan = plan_all(source, precision, kinds=("mlp",))
     x = draw(seed, 4, 32)

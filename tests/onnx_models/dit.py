@@ -1,7 +1,5 @@
 """A diffusion transformer of two blocks (adaLN-Zero, Peebles & Xie, arXiv 2212.09748), with random weights."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -7,8 +7,6 @@ caches that are not bound in place, recording the first run.
 # Names are those of the CUDA runtime.
 # ruff: noqa: N802, N815
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from enum import IntEnum
@@ -32,7 +30,7 @@ class FakeRuntime:
     """What `Cuda` calls of `cuda.bindings.runtime`. `memory` is the bytes that there are."""
 
     cudaError_t = Error
-    cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
+    cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2, cudaMemcpyDeviceToDevice=3)
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeRelaxed=2)
 
     def __init__(self, memory: int = 1 << 24, records: bool = True) -> None:
@@ -85,8 +83,9 @@ class FakeRuntime:
         return self.blocks[start], address - start
 
     def cudaMemcpyAsync(self, to: int, source: int, size: int, kind: int, stream: int) -> tuple[Any, ...]:
-        device = to if kind == 1 else source
-        assert size <= len(self.blocks[device])
+        for address in {1: [to], 2: [source], 3: [to, source]}[kind]:
+            block, offset = self.block_at(address)
+            assert offset + size <= len(block)
         assert self.recording is None
         ctypes.memmove(to, source, size)
         return (Error.cudaSuccess,)
@@ -156,7 +155,7 @@ class FakeEngine:
         fewest, most = self.profiles[profile]
         return [(1, fewest), (1, most), (self.batch, most)]
 
-    def create_execution_context(self) -> FakeContext:
+    def create_execution_context(self) -> "FakeContext":
         return FakeContext(self)
 
 

@@ -3,8 +3,6 @@
 Random weights, but for MiniLM's, which are trained.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import logging
@@ -114,10 +112,7 @@ def _whisper() -> Float32Network:
         if parameter.dim() == 1:
             nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.1)
     return Float32Network(
-        "whisper",
-        model,
-        lambda seed: {"x": torch.randn(2, 16, 64, generator=_generator(seed))},
-        {"x": {0: "batch"}},
+        "whisper", model, lambda seed: {"x": torch.randn(2, 16, 64, generator=_generator(seed))}, {"x": {0: "batch"}}
     )
 
 

@@ -1,7 +1,6 @@
 """Hand-made MLP graphs in every spelling that an exporter may choose, and their quantized twins as an oracle."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,10 +20,7 @@ ACTIVATION_SPELLINGS: dict[str, list[str]] = {
         "z = Constant<value = float {{0.0}}>()  h = Max(a, z)",
         "z = Constant<value = float {{0.0}}>()  c = GreaterOrEqual(a, z)  h = Where(c, a, z)",
     ],
-    "relu2": [
-        "r = Relu(a)  h = Mul(r, r)",
-        "r = Relu(a)  two = Constant<value = float {{2.0}}>()  h = Pow(r, two)",
-    ],
+    "relu2": ["r = Relu(a)  h = Mul(r, r)", "r = Relu(a)  two = Constant<value = float {{2.0}}>()  h = Pow(r, two)"],
     "silu": [
         "s = Sigmoid(a)  h = Mul(a, s)",
         "s = Sigmoid(a)  h = Mul(s, a)",
@@ -249,6 +245,23 @@ def replace_weights(graph: Graph) -> dict[str, np.ndarray]:
     return result
 
 
+def draw(seed: int | tuple[int, ...], *shape: int) -> np.ndarray:
+    """Normal values in float32."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def parsed(
+    text: str, weights: Mapping[str, np.ndarray | tuple[int, ...]], seed: int | np.random.Generator = 0
+) -> onnx.ModelProto:
+    """A model as text, at opset 21 unless it names another, with weights: arrays, or shapes of normal values."""
+    model = parser.parse_model(text if text.startswith("<") else f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    generator = np.random.default_rng(seed)
+    for name, weight in weights.items():
+        array = generator.standard_normal(weight, np.float32) if isinstance(weight, tuple) else weight
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
 def run(model: onnx.ModelProto | Path, x: np.ndarray) -> list[np.ndarray]:
     """Outputs in ONNX Runtime, graph optimisations off so that nothing is fused."""
     options = onnxruntime.SessionOptions()
@@ -261,6 +274,15 @@ def run(model: onnx.ModelProto | Path, x: np.ndarray) -> list[np.ndarray]:
 def spec(**changes: object) -> Spec:
     """A spec that differs from the default by `changes`."""
     return replace(Spec(), **changes)  # type: ignore[arg-type]
+
+
+def assert_same(
+    found: onnx.ModelProto | Path, expected: onnx.ModelProto | Path, x: np.ndarray, tolerance: float = 1e-5
+) -> None:
+    """Two models compute the same of `x`."""
+    for actual, right in zip(run(found, x), run(expected, x), strict=True):
+        assert actual.shape == right.shape
+        np.testing.assert_allclose(actual, right, rtol=10 * tolerance, atol=tolerance * np.abs(right).max())
 
 
 def save_model(path: Path, output: str, body: str, x: str = "float[n, 8]") -> Path:

@@ -1,7 +1,5 @@
 """A decoder of several equal layers, made by hand in ONNX: RMSNorm, rotary attention over caches, gated MLP."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_nvfp4.builder.export.decoder_contract import DECODER, Decoder
+from trt_nvfp4.builder.model.decoder_contract import DECODER, Decoder
 
 VOCAB, WIDTH, HEADS, KV_HEADS, DIM, HIDDEN = 64, 64, 4, 2, 16, 96
 
@@ -25,6 +23,8 @@ class LayeredDecoder:
     odd_epsilon: tuple[int, ...] = ()
     no_residual: tuple[int, ...] = ()
     shown: tuple[int, ...] = ()
+    #: Layers with rotary tables of their own, as local and global ones have.
+    own_tables: tuple[int, ...] = ()
     #: In place of the MLPs, so many experts of which two are chosen; layers with a bias of their router.
     experts: int = 0
     biased: tuple[int, ...] = ()
@@ -49,8 +49,9 @@ class LayeredDecoder:
             "final": rng.uniform(0.5, 1.5, WIDTH).astype(np.float32),
             "head": (rng.standard_normal((WIDTH, VOCAB)) / 4).astype(np.float32),
         }
-        angles = rng.uniform(0, 6, (self.capacity, DIM // 2)).astype(np.float32)
-        constants |= {"cos": np.cos(angles), "sin": np.sin(angles)}
+        for own in ("", *self.own_tables):
+            angles = rng.uniform(0, 6, (self.capacity, DIM // 2)).astype(np.float32)
+            constants |= {f"cos{own}": np.cos(angles), f"sin{own}": np.sin(angles)}
         nodes = [
             n("Shape", ["input_ids"], ["shape"], start=1, end=2),
             n("Squeeze", ["shape"], ["new"]),
@@ -125,6 +126,7 @@ class LayeredDecoder:
             constants[f"{name}{i}"] = rng.uniform(0.5, 1.5, WIDTH).astype(np.float32)
             return add("RMSNormalization", [x, f"{name}{i}"], f"{name}_out{i}", name, epsilon=epsilon)
 
+        tables = [f"{name}{i if i in self.own_tables else ''}" for name in ("cos", "sin")]
         x = norm("n1_", f"x{i}", 1e-6)
         rotated = {}
         for part, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
@@ -132,7 +134,7 @@ class LayeredDecoder:
             y = add("Reshape", [y, "wide_q" if part == "q" else "wide_kv"], f"{part}_wide{i}", "attn")
             y = add("Transpose", [y], f"{part}_heads{i}", "attn", perm=[0, 2, 1, 3])
             if part != "v":
-                y = add("RotaryEmbedding", [y, "cos", "sin", "positions"], f"{part}_turned{i}", "attn")
+                y = add("RotaryEmbedding", [y, *tables, "positions"], f"{part}_turned{i}", "attn")
             rotated[part] = y
         caches = []
         for name, part in (("key", "k"), ("value", "v")):

@@ -1,17 +1,17 @@
 """Mixtures of experts in the ways that PyTorch code is written: loops, masks, dense sums; what exporters unroll."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its customary name)
 
+from onnx_models.graphs import run
 from trt_nvfp4.common import nvfp4
 
 HIDDEN, INTERMEDIATE = 64, 48
@@ -177,3 +177,11 @@ def quantized_spelling(model: Moe) -> Moe:
     if model.shared is not None:
         quantize_together(model.shared.down.weight)
     return model
+
+
+def assert_computes(path: Path, model: nn.Module, x: Tensor, tolerance: float = 1e-5) -> None:
+    """The ONNX model at `path` gives what `model` does, which computes in float32."""
+    with torch.no_grad():
+        expected = model(x.float()).numpy()
+    (y,) = run(path, x.numpy())
+    np.testing.assert_allclose(y, expected, rtol=0, atol=tolerance * np.abs(expected).max())

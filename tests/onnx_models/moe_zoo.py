@@ -1,7 +1,5 @@
 """Small mixtures of experts of transformers with random weights: every way of routing that published models use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,11 +64,7 @@ MOE_ZOO: dict[str, Entry] = {
         "silu",
     ),
     "qwen2_moe": _entry(
-        "Qwen2Moe",
-        moe_intermediate_size=48,
-        shared_expert_intermediate_size=80,
-        num_experts=8,
-        num_experts_per_tok=3,
+        "Qwen2Moe", moe_intermediate_size=48, shared_expert_intermediate_size=80, num_experts=8, num_experts_per_tok=3
     ),
     "deepseek_v2": _entry(
         "DeepseekV2",

@@ -1,7 +1,5 @@
 """Attention blocks whose queries, keys and values come from one linear, in the spellings of exporters."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import numpy_helper, parser

@@ -1,17 +1,20 @@
 """Planning and rewriting as most tests need it."""
 
-from __future__ import annotations
-
+from collections import Counter
 from pathlib import Path
 
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
+from trt_nvfp4.graph_passes.mixed_precision.choose import choose
+from trt_nvfp4.graph_passes.mixed_precision.convert import convert
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.decide import make_plan
-from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS, KINDS, Plan
+from trt_nvfp4.graph_passes.planning.kinds.kind import PlanOptions
+from trt_nvfp4.graph_passes.planning.kinds.registry import ALL_KINDS, DEFAULT_KINDS
+from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import RewriteResult, rewrite
-from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 
 EVERYTHING = Capabilities("everything", nvfp4_w4a4=True, nvfp4_w4a16=True, fp8=True, bf16=True)
 
@@ -21,9 +24,21 @@ def found_mlps(model: SourceModel) -> list[Subgraph]:
     return [subgraph for subgraph in find_subgraphs(model) if subgraph.kind != "linear"]
 
 
-def plan_all(model: SourceModel, precision: str = "nvfp4", kinds: tuple[str, ...] = KINDS, **options: object) -> Plan:
+def replaceable(model: SourceModel) -> Counter[str]:
+    """How many subgraphs of each kind can be replaced."""
+    return Counter(subgraph.kind for subgraph in find_subgraphs(model) if subgraph.can_be_replaced)
+
+
+def in_16_bits(model: SourceModel) -> SourceModel:
+    """A float32 model as it is built by default."""
+    return convert(model, choose(model, "auto"))
+
+
+def plan_all(
+    model: SourceModel, precision: str = "nvfp4", kinds: tuple[str, ...] = ALL_KINDS, **options: object
+) -> Plan:
     """A plan for a target that can do everything."""
-    return make_plan(model, find_subgraphs(model), EVERYTHING, precision, kinds, **options)  # type: ignore[arg-type]
+    return make_plan(model, find_subgraphs(model), EVERYTHING, PlanOptions(precision=precision, kinds=kinds, **options))  # type: ignore[arg-type]
 
 
 def rewritten(model: SourceModel, plan: Plan | None = None, statistics: Statistics | None = None) -> RewriteResult:

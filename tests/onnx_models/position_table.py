@@ -1,7 +1,5 @@
 """Positions of a vision transformer, as exporters write them."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper

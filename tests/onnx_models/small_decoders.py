@@ -1,7 +1,5 @@
 """Small language models of many families with random weights, as Hugging Face directories."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A tiny decoder with caches, made by hand in ONNX, and the same in Torch without a cache."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +8,19 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_nvfp4.builder.export.decoder_contract import DECODER, Decoder
+from trt_nvfp4.builder.model.decoder_contract import DECODER, LOGIT_TOKENS, Decoder
 
 VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 64, 32, 4, 2, 8
 
 
 class TinyDecoder:
-    """One attention layer over a cache of `capacity` tokens, with learned positions; random weights."""
+    """One attention layer over a cache of `capacity` tokens, with learned positions; random weights. It gives out
+    hidden states where `hidden`, and takes them, too, as a `head`."""
 
-    def __init__(self, rng: np.random.Generator, capacity: int = 24, max_batch: int = 4, vocab: int = VOCAB) -> None:
+    def __init__(
+        self, rng: np.random.Generator, capacity: int = 24, max_batch: int = 4, vocab: int = VOCAB,
+        hidden: bool = False, head: bool = False,
+    ) -> None:  # fmt: skip
         def weight(*shape: int) -> np.ndarray:
             return (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
 
@@ -31,6 +33,8 @@ class TinyDecoder:
             "wo": weight(HEADS * HEAD_DIM, HIDDEN),
             "head": 3 * weight(HIDDEN, vocab),
         }
+        if head:
+            self.weights["previous"] = weight(HIDDEN, HIDDEN)
         self.decoder = Decoder(
             capacity=capacity,
             max_batch=max_batch,
@@ -40,6 +44,9 @@ class TinyDecoder:
             vocab_size=vocab,
             eos_token_ids=[],
             cache_dtype="float32",
+            logit_tokens=LOGIT_TOKENS,
+            hidden_size=HIDDEN if hidden or head else 0,
+            takes_hidden=head,
         )
 
     def save(self, path: Path, **changed: object) -> Path:
@@ -47,7 +54,10 @@ class TinyDecoder:
         capacity = self.decoder.capacity
         consts = {
             "zero": np.array([0], np.int64),
-            "one": np.array([1], np.int64),
+            "most": np.array([LOGIT_TOKENS], np.int64),
+            "column": np.array([-1, 1], np.int64),
+            "indices": np.arange(LOGIT_TOKENS),
+            "index_axis": np.array([2], np.int64),
             "rows": np.arange(capacity, dtype=np.int64),
             "heads_q": np.array([0, 0, HEADS, HEAD_DIM], np.int64),
             "heads_kv": np.array([0, 0, KV_HEADS, HEAD_DIM], np.int64),
@@ -68,8 +78,16 @@ class TinyDecoder:
             n("Add", ["past_column", "offsets"], ["position"]),
             n("Min", ["position", "limit"], ["row"]),
             n("Gather", ["embedding", "input_ids"], ["tokens"]),
-            n("Gather", ["positions", "row"], ["places"]),
-            n("Add", ["tokens", "places"], ["x"]),
+            n("Gather", ["positions", "row"], ["places0"]),
+            *(
+                [
+                    n("MatMul", ["previous_hidden_states", "previous"], ["p"]),
+                    n("Add", ["tokens", "p"], ["joined"]),
+                ]
+                if self.decoder.takes_hidden
+                else [n("Identity", ["tokens"], ["joined"])]
+            ),
+            n("Add", ["joined", "places0"], ["x"]),
         ]
         for part, shape in (("q", "heads_q"), ("k", "heads_kv"), ("v", "heads_kv")):
             nodes += [
@@ -89,18 +107,26 @@ class TinyDecoder:
             n("Reshape", ["a1", "flat"], ["a2"]),
             n("MatMul", ["a2", "wo"], ["o"]),
             n("Add", ["x", "o"], ["y"]),
-            n("Sub", ["new_length", "one"], ["last"]),
-            n("Unsqueeze", ["last", "last_axis"], ["last_column"]),
-            n("GatherND", ["y", "last_column"], ["y_last"], batch_dims=1),
-            n("Unsqueeze", ["y_last", "last_axis"], ["y_row"]),
-            n("MatMul", ["y_row", "head"], ["logits"]),
+            n("Identity", ["y"], ["hidden_states"]),
+            n("ConstantOfShape", ["new_shape"], ["all_zeros"], value=numpy_helper.from_array(np.zeros(1, np.int64))),
+            n("Slice", ["all_zeros", "zero", "most"], ["zeros"]),
+            n("Shape", ["zeros"], ["count"]),
+            n("Slice", ["indices", "zero", "count"], ["some_indices"]),
+            n("Add", ["zeros", "some_indices"], ["places"]),
+            n("Reshape", ["new_length", "column"], ["new_column"]),
+            n("Sub", ["new_column", "count"], ["begin"]),
+            n("Add", ["begin", "places"], ["any"]),
+            n("Max", ["any", "scalar0"], ["last"]),
+            n("Unsqueeze", ["last", "index_axis"], ["last_index"]),
+            n("GatherND", ["y", "last_index"], ["y_last"], batch_dims=1),
+            n("MatMul", ["y_last", "head"], ["logits"]),
         ]
         cache = ["batch", KV_HEADS, capacity, HEAD_DIM]
 
         def info(name: str, kind: int, shape: list[int | str]) -> onnx.ValueInfoProto:
             return helper.make_tensor_value_info(name, kind, shape)
 
-        names = ("key", "value")
+        names, states = ("key", "value"), ["batch", "new", HIDDEN]
         graph = helper.make_graph(
             nodes,
             "decoder",
@@ -108,10 +134,12 @@ class TinyDecoder:
                 info("input_ids", TensorProto.INT64, ["batch", "new"]),
                 *(info(name, TensorProto.INT64, ["batch"]) for name in ("past_length", "new_length")),
                 *(info(f"past_key_values.0.{name}", TensorProto.FLOAT, cache) for name in names),
+                *([info("previous_hidden_states", TensorProto.FLOAT, states)] if self.decoder.takes_hidden else []),
             ],
             [
-                info("logits", TensorProto.FLOAT, ["batch", 1, self.decoder.vocab_size]),
+                info("logits", TensorProto.FLOAT, ["batch", "last", self.decoder.vocab_size]),
                 *(info(f"present.0.{name}", TensorProto.FLOAT, cache) for name in names),
+                *([info("hidden_states", TensorProto.FLOAT, states)] if self.decoder.hidden_size else []),
             ],
             [numpy_helper.from_array(value, name) for name, value in (self.weights | consts).items()],
         )
@@ -123,15 +151,20 @@ class TinyDecoder:
 
     def logits(self, ids: list[int]) -> np.ndarray:
         """[tokens, vocab] by Torch's causal attention, all tokens at once."""
+        return self.hidden(ids) @ self.weights["head"]
+
+    def hidden(self, ids: list[int], previous: np.ndarray | None = None) -> np.ndarray:
+        """[tokens, HIDDEN]; `previous`, of the same shape, is what a head takes."""
         w = {name: torch.from_numpy(value) for name, value in self.weights.items()}
         x = w["embedding"][ids] + w["positions"][: len(ids)]
+        if previous is not None:
+            x = x + torch.from_numpy(previous) @ w["previous"]
         q = (x @ w["wq"]).view(-1, HEADS, HEAD_DIM).transpose(0, 1)
         k, v = ((x @ w[name]).view(-1, KV_HEADS, HEAD_DIM).transpose(0, 1) for name in ("wk", "wv"))
         a = torch.nn.functional.scaled_dot_product_attention(
             q[None], k[None], v[None], is_causal=True, enable_gqa=True
         )[0]
-        y = x + a.transpose(0, 1).reshape(len(ids), -1) @ w["wo"]
-        return (y @ w["head"]).numpy()
+        return (x + a.transpose(0, 1).reshape(len(ids), -1) @ w["wo"]).numpy()
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         """The next tokens, each from the whole text before it."""

@@ -1,7 +1,5 @@
 """Small transformers models with random weights, exported to ONNX: what the passes must find their way in."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Random calls of CachedAttention, and what float64 makes of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

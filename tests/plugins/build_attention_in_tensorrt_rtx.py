@@ -1,8 +1,7 @@
-"""Run as a program: builds a model of one CachedAttention with TensorRT-RTX on the CPU, and prints a JSON report.
+"""Run as a program: builds a model of one CachedAttention, or of ONNX's recurrent operators, with TensorRT-RTX on the
+CPU, and prints a JSON report.
 
-The caches are inputs and outputs of the network; there are two profiles, prefill and decode."""
-
-from __future__ import annotations
+The caches or states are inputs and outputs of the network; there are two profiles, prefill and decode."""
 
 import argparse
 import json
@@ -13,7 +12,7 @@ import tensorrt_rtx as trt
 import torch
 from attention_cases import Shape, inputs
 from build_in_tensorrt_rtx import Log, constant
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.ops import OPS
@@ -45,13 +44,43 @@ def model(fp8: bool) -> bytes:
     return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
 
 
-def build(library: str, fp8: bool) -> dict[str, Any]:
+def recurrent_model() -> bytes:
+    """A short convolution whose channels are queries, keys and values of gated delta heads; opset 27."""
+    heads, key_dim, value_dim, width, half = 2, 16, 32, 4, TensorProto.FLOAT16
+    channels, rng = heads * (2 * key_dim + value_dim), np.random.default_rng()
+    conv_state, state = ["batch", channels, width - 1], ["batch", heads, key_dim, value_dim]
+    given = {"x": (half, ["batch", channels, "new"]), "past_conv": (half, conv_state)}
+    given |= {"past_state": (TensorProto.FLOAT, state)} | dict.fromkeys(("g", "b"), (half, ["batch", "new", heads]))
+    outputs = {"y": (half, None), "present_conv": (half, None), "present_state": (TensorProto.FLOAT, None)}
+    sizes = np.array([heads * key_dim, heads * key_dim, heads * value_dim])
+    weights = {"w": (channels, 1, width), "bias": (channels,)}
+    graph = helper.make_graph(
+        [
+            helper.make_node(
+                "CausalConvWithState", ["x", "w", "bias", "past_conv"], ["c", "present_conv"], activation="silu"
+            ),
+            helper.make_node("Transpose", ["c"], ["by_token"], perm=[0, 2, 1]),
+            helper.make_node("Split", ["by_token", "sizes"], ["q", "k", "v"], axis=2),
+            helper.make_node(
+                "LinearAttention", ["q", "k", "v", "past_state", "g", "b"], ["y", "present_state"],
+                q_num_heads=heads, kv_num_heads=heads, update_rule="gated_delta",
+            ),
+        ],
+        "g",
+        *([helper.make_tensor_value_info(n, *of) for n, of in values.items()] for values in (given, outputs)),
+        [numpy_helper.from_array(rng.standard_normal(shape).astype(np.float16), n) for n, shape in weights.items()]
+        + [numpy_helper.from_array(sizes, "sizes")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 27)], ir_version=13).SerializeToString()
+
+
+def build(library: str, model: bytes) -> dict[str, Any]:
     log = Log()
     trt.get_plugin_registry().load_library(library)
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
-    parsed = parser.parse(model(fp8))
+    parsed = parser.parse(model)
     config = builder.create_builder_config()
     config.num_compute_capabilities = 1
     config.set_compute_capability(trt.ComputeCapability.SM120, 0)
@@ -61,10 +90,13 @@ def build(library: str, fp8: bool) -> dict[str, Any]:
         profile = builder.create_optimization_profile()
         for i in range(network.num_inputs):
             tensor = network.get_input(i)
-            shapes = [[batch, *tuple(tensor.shape)[1:]] for batch in BATCHES]
-            if tensor.name == "qkv":
-                shapes = [[shape[0], tokens, shape[2]] for shape, tokens in zip(shapes, new, strict=True)]
-            profile.set_shape(tensor.name, *map(tuple, shapes))
+            profile.set_shape(
+                tensor.name,
+                *(
+                    (batch, *(tokens if size < 0 else size for size in tuple(tensor.shape)[1:]))
+                    for batch, tokens in zip(BATCHES, new, strict=True)
+                ),
+            )
         config.add_optimization_profile(profile)
     engine = builder.build_serialized_network(network, config) if parsed else None
     return {
@@ -78,6 +110,7 @@ def build(library: str, fp8: bool) -> dict[str, Any]:
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser()
     arguments.add_argument("library")
-    arguments.add_argument("fp8", type=int)
+    arguments.add_argument("model", choices=["T", "E4M3", "recurrent"])
     given = arguments.parse_args()
-    print(json.dumps(build(given.library, bool(given.fp8))))
+    built = recurrent_model() if given.model == "recurrent" else model(given.model == "E4M3")
+    print(json.dumps(build(given.library, built)))

@@ -3,8 +3,6 @@
 Its own process: the registry is one per process, and the parser's library has to be on the loader's path at start.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from typing import Any

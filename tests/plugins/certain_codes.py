@@ -1,7 +1,5 @@
 """NVFP4 of values that are known up to float32's errors: what it is, and where those cannot change it."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt

@@ -1,9 +1,5 @@
-"""The library's sources, compiled once per architecture for all tests: machine code as build_library makes it, and
-beside it the PTX that the emulator runs."""
+"""The library's objects, as build_library makes and keeps them, for tests of their machine code and PTX."""
 
-from __future__ import annotations
-
-import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -13,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trt_nvfp4.plugins.compile.library import Build, find_build
+from trt_nvfp4.plugins.compile.library import Build, find_build, kept_ptx, resource_report
 from trt_nvfp4.plugins.compile.toolchain import ToolchainError, find_nvcc
 
 THOR, THOR_MACHINE = "sm_110a", "aarch64"
@@ -21,27 +17,27 @@ THOR, THOR_MACHINE = "sm_110a", "aarch64"
 
 @dataclass(frozen=True)
 class Compiled:
-    """Objects that hold the code of an architecture, and ptxas's report on that."""
+    """Objects, and ptxas's report on them."""
 
-    arch: str
     build: Build
-    objects: list[Path]
+    objects: dict[Path, Path]  # by source
     report: str
 
     def sass(self, source: str) -> str:
         """The machine code of the sources of this name, a glob pattern."""
-        return self._dump("-sass", source)
+        command = [find_cuobjdump(), "-sass"]
+        return "".join(
+            subprocess.run([*command, path], capture_output=True, text=True, check=True).stdout
+            for path in self.find(source)
+        )
 
     def ptx(self, source: str) -> str:
-        return self._dump("-ptx", source)
+        return "".join(map(kept_ptx, self.find(source)))
 
-    def _dump(self, what: str, source: str) -> str:
-        found = [path for path in self.objects if path.match(f"*-{source}.o")]
+    def find(self, source: str) -> list[Path]:
+        found = [made for path, made in self.objects.items() if path.match(source)]
         assert found, source
-        command = [find_cuobjdump(), what, "-arch", self.arch]
-        return "".join(
-            subprocess.run([*command, path], capture_output=True, text=True, check=True).stdout for path in found
-        )
+        return found
 
 
 @cache
@@ -51,20 +47,13 @@ def compiled(arch: str) -> Compiled:
     Skips the test where there is no compiler. Raises ToolchainError when the compilation fails.
     """
     try:
-        build = find_build(arch, machine=THOR_MACHINE if arch == THOR and can_cross_compile() else None, keep=True)
+        build = find_build(arch, machine=THOR_MACHINE if arch == THOR and can_cross_compile() else None)
     except ToolchainError as error:
         if "no CUDA compiler found" in str(error):
             pytest.skip(str(error))
         raise
-    objects, report = build.compile_once()
-    return Compiled(arch, build, objects, report_on(arch, report))
-
-
-def report_on(arch: str, report: str) -> str:
-    """A report without the kernels for other architectures."""
-    heading = r"ptxas info +: Compiling entry function"
-    parts = re.split(rf"^(?={heading})", report, flags=re.MULTILINE)
-    return "".join(part for part in parts if not re.match(rf"{heading} \S+ for '(?!{arch}')", part))
+    objects = build.objects()
+    return Compiled(build, objects, "".join(map(resource_report, objects.values())))
 
 
 @cache

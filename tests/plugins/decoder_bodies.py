@@ -1,7 +1,5 @@
 """Random inputs of NVFP4Decoder, and models of one node of it or of a like op."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import onnx

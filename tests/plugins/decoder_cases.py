@@ -1,7 +1,5 @@
 """Random calls of NVFP4Decoder and NVFP4MoEDecoder, and what float64 makes of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +9,6 @@ import torch
 from nvfp4_reference import Array, Weight
 from op_inputs import float64, random_t
 
-PROJECTIONS = ("qkv", "output", "up", "down")
 _OF_MLP = ("activation", "top_k", "scoring", "renormalize", "scaling_factor")
 
 

@@ -1,5 +1,6 @@
-// Stands in for the kernels' C API under the adapters, on the CPU: y[0] tells which tactic an enqueue ran. Tactics
-// depend on the tokens m: 2 up to 16; 2 or 6 up to 64; 4 or 3 above; 1 always. 1 needs most workspace.
+// Stands in for the kernels' C API under the adapters, on the CPU: y[0] tells which tactic an enqueue ran, y[1] how
+// much workspace it had. Tactics depend on the tokens m: 2 up to 16; 2 or 6 up to 64; 4 or 3 above; 1 always. 1 needs
+// most workspace.
 #include "kernels/api/launch.h"
 
 namespace {
@@ -26,14 +27,15 @@ TrtNvfp4Status trtNvfp4LinearTactics(TrtNvfp4LinearArgs const* args, TrtNvfp4Tac
     return TRT_NVFP4_SUCCESS;
 }
 
-TrtNvfp4Status trtNvfp4Linear(TrtNvfp4LinearArgs const* args, void*, size_t, TrtNvfp4Stream) {
+TrtNvfp4Status trtNvfp4Linear(TrtNvfp4LinearArgs const* args, void*, size_t bytes, TrtNvfp4Stream) {
     if (args->activation == TRT_NVFP4_RELU) {
         return trt_nvfp4::check_cuda(cudaErrorLaunchOutOfResources, "fake_kernel");
     }
     if (args->activation == TRT_NVFP4_RELU2) {
         return trt_nvfp4::check_cuda(cudaErrorNoKernelImageForDevice, "fake_kernel");
     }
-    *static_cast<float*>(args->y) = static_cast<float>(args->tactic);
+    static_cast<float*>(args->y)[0] = static_cast<float>(args->tactic);
+    static_cast<float*>(args->y)[1] = static_cast<float>(bytes);
     return TRT_NVFP4_SUCCESS;
 }
 
@@ -49,3 +51,5 @@ TRT_NVFP4_FAKE(Moe, TrtNvfp4MoeArgs)
 TRT_NVFP4_FAKE(Fp8Moe, TrtNvfp4Fp8MoeArgs)
 TRT_NVFP4_FAKE(Attention, TrtNvfp4AttentionArgs)
 TRT_NVFP4_FAKE(Decoder, TrtNvfp4DecoderArgs)
+TRT_NVFP4_FAKE(LinearAttention, TrtNvfp4LinearAttentionArgs)
+TRT_NVFP4_FAKE(CausalConv, TrtNvfp4CausalConvArgs)

@@ -20,7 +20,7 @@ int main() {
             std::cin >> tiles >> chunks >> m >> bytes.stage >> bytes.chunk >> bytes.fixed >> device.sm_count >>
                 device.shared_bytes >> cooperative >> whole;
             device.cooperative = cooperative != 0;
-            int const capacity = w4a16::panel_capacity(bytes, device);
+            int const capacity = w4a16::staged_tile_capacity(bytes, device);
             if (capacity == 0) {
                 std::cout << "0 0 0 0 0 0\n";
                 continue;
@@ -28,8 +28,8 @@ int main() {
             w4a16::Split const split = w4a16::choose_split({tiles, chunks}, m, capacity, 2.0f, whole != 0, device);
             w4a16::SharedMemory const memory =
                 w4a16::divide_shared_memory(w4a16::ceil_div(chunks, split.splits), capacity, bytes, device);
-            std::cout << capacity << ' ' << split.groups << ' ' << split.splits << ' ' << memory.panel_chunks << ' '
-                      << memory.stages << ' ' << memory.bytes << '\n';
+            std::cout << capacity << ' ' << split.groups << ' ' << split.splits << ' ' << memory.staged_tile_chunks
+                      << ' ' << memory.stages << ' ' << memory.bytes << '\n';
         } else if (kind == "sm90") {
             int rows, chunks, cluster, clusters;
             std::cin >> rows >> chunks >> cluster >> clusters;
@@ -74,9 +74,9 @@ int main() {
             std::cin >> n >> divisor;
             std::cout << Divisor(divisor).of(n) << '\n';
         } else if (kind == "sm90_tickets") {
-            int64_t jobs, of_job;
-            std::cin >> jobs >> of_job;
-            std::cout << sm90::divides_tickets(jobs, of_job) << '\n';
+            int64_t items, of_item;
+            std::cin >> items >> of_item;
+            std::cout << sm90::divides_tickets(items, of_item) << '\n';
         } else if (kind == "sm90_mixture") {
             int tiles, sms;
             std::cin >> tiles >> sms;
@@ -84,7 +84,7 @@ int main() {
         } else if (kind == "sm90_job_tokens") {
             double pairs;
             std::cin >> pairs;
-            std::cout << sm90::choose_job_tokens(pairs) << '\n';
+            std::cout << sm90::choose_item_tokens(pairs) << '\n';
         } else if (kind == "sm90_even_shares") {
             int tokens, tiles, sms;
             std::cin >> tokens >> tiles >> sms;
@@ -106,7 +106,7 @@ int main() {
             w4a16::Device device{};
             std::cin >> wanted >> least >> stage >> fixed >> device.shared_bytes;
             w4a16::MoeMemory const memory = w4a16::divide_moe_memory(wanted, least, stage, fixed, device);
-            std::cout << memory.stages << ' ' << memory.panel_bytes << '\n';
+            std::cout << memory.stages << ' ' << memory.staged_tile_bytes << '\n';
         }
     }
 }

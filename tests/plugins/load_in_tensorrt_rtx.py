@@ -3,8 +3,6 @@
 On a CPU an engine is refused where its weights go to the GPU, which is after its plugin library has been registered.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The ops in float64 and NVFP4's bits through ml_dtypes, sharing no code with the product."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -44,7 +42,7 @@ class Weight:
         return self.packed, self.block_scales, self.tensor_scale
 
     @classmethod
-    def random(cls, rng: np.random.Generator, rows: int, k: int, leading: tuple[int, ...] = ()) -> Weight:
+    def random(cls, rng: np.random.Generator, rows: int, k: int, leading: tuple[int, ...] = ()) -> "Weight":
         codes = rng.integers(0, 16, (*leading, rows, k), dtype=np.uint8)
         # From subnormals to 2; some blocks are zero.
         scales = rng.integers(0x01, 0x41, (*leading, rows, k // 16), dtype=np.uint8)
@@ -103,11 +101,9 @@ def scale_candidates(amax: npt.NDArray[np.float32], s_t: np.float32, scale_searc
         np.minimum(amax / f(most) / s_t, f(448)).astype(ml_dtypes.float8_e4m3fn).view(np.uint8).astype(np.int32)
         for most in (6, 4)
     )
-    return {
-        0: [first],
-        1: [first, quarter],
-        2: [first, *(np.clip(first + step, 1, 126) for step in (-1, 4, 5))],
-    }[scale_search]
+    return {0: [first], 1: [first, quarter], 2: [first, *(np.clip(first + step, 1, 126) for step in (-1, 4, 5))]}[
+        scale_search
+    ]
 
 
 def quantize_with_residual(

@@ -1,7 +1,5 @@
 """Runs an op's ONNX function body in ONNX Runtime and in the reference evaluator, beside its Torch reference."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

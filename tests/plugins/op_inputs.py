@@ -1,7 +1,5 @@
 """Random inputs of each op at given sizes, with the float64 values of their weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

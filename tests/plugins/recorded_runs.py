@@ -3,8 +3,6 @@
 Record again, on a machine with such a GPU: python tests/plugins/recorded_runs.py
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path

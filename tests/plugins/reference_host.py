@@ -1,7 +1,5 @@
 """A plugin host for machines without a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +16,7 @@ class ReferenceHost:
         self.wrong, self.workspace_size, self.calls = wrong, 16, 0
 
     @contextmanager
-    def session(self, op: str, inputs: list[torch.Tensor], attributes: dict[str, Any]) -> Iterator[ReferenceHost]:
+    def session(self, op: str, inputs: list[torch.Tensor], attributes: dict[str, Any]) -> "Iterator[ReferenceHost]":
         self.op, self.attributes = op, attributes
         yield self
 

@@ -4,8 +4,6 @@ before.
 Run with PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that each tensor is an allocation of exactly its size.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 

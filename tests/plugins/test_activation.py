@@ -1,7 +1,5 @@
 """A gate or an up that is no number makes an output that is none: every activation of every kernel, on the GPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import op_inputs
 import pytest

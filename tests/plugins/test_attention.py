@@ -1,7 +1,5 @@
 """CachedAttention's kernels against float64, on this machine's GPU and on emulated ones."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -23,6 +21,7 @@ from op_inputs import float64
 
 from ptx_emulator.shim import Gpu
 from trt_nvfp4.plugins.host import HostError, PluginHost
+from trt_nvfp4.plugins.ops import OPS
 
 GENERIC, AUTO, DECODE, PREFILL = 1, 0, 9, 10
 OP = "CachedAttention"
@@ -122,6 +121,20 @@ def test_generic_emulated(emulated: PluginHost, emulated_gpu: Gpu, seed: int) ->
     emulated_gpu.launches.clear()
     check(emulated, Shape(2, 1, 36, 20, 2, (0, 18), 12), torch.float16, False, AUTO, seed, "cpu")
     assert any("generic_attention" in launch.kernel for launch in emulated_gpu.launches)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float32, 64), (torch.float16, 36), (torch.bfloat16, 64)])
+def test_nan_stays_in_its_head(emulated: PluginHost, dtype: torch.dtype, head_dim: int, seed: int) -> None:
+    shape = Shape(2, 1, head_dim, 40, 1, (20,))
+    tensors = inputs(np.random.default_rng(seed), shape, dtype, False)
+    tensors[0][0, 0, 5] = torch.nan
+    wanted = torch.arange(2 * head_dim) < head_dim  # head 0
+    assert torch.equal(OPS[OP].reference(*tensors, **shape.attributes(False))[0].isnan().view(-1), wanted)
+    for tactic in tactics(shape, dtype) if head_dim % 16 == 0 else [GENERIC]:
+        with emulated.session(OP, tensors, shape.attributes(False), tactic=tactic) as session:
+            assert torch.equal(session.run(tensors)[0].isnan().view(-1), wanted)
 
 
 @pytest.mark.slow

@@ -1,10 +1,6 @@
 """The launch for all layers of NVFP4Decoder and NVFP4MoEDecoder, and its parts, against float64, here and emulated."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -174,9 +170,9 @@ def test_two_streams_at_once(host: PluginHost, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "fp8"), [(2, False), (4, True), (5, False), (7, True), (8, False), (9, True)])
 @pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
-def test_emulated(emulated: PluginHost, emulated_gpu: Gpu, number: int, fp8: bool, seed: int, monkeypatch: Any) -> None:
+def test_emulated(emulated: PluginHost, emulated_gpu: Gpu, number: int, fp8: bool, seed: int) -> None:
     """On few SMs, so that blocks have several tasks and wait for each other."""
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=6))
+    emulated_gpu.resize(sm_count=6)
     dtype = (torch.float16, torch.bfloat16)[(seed + number + fp8) % 2]
     case = random_case(np.random.default_rng(seed), SHAPES[number], dtype, fp8)
     check(emulated, case, DECODER, "cpu")
@@ -186,10 +182,8 @@ def test_emulated(emulated: PluginHost, emulated_gpu: Gpu, number: int, fp8: boo
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "fp8"), [(0, True), (1, False), (2, False), (3, True), (4, False), (5, True)])
 @pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
-def test_mixtures_emulated(
-    emulated: PluginHost, emulated_gpu: Gpu, number: int, fp8: bool, seed: int, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=6))
+def test_mixtures_emulated(emulated: PluginHost, emulated_gpu: Gpu, number: int, fp8: bool, seed: int) -> None:
+    emulated_gpu.resize(sm_count=6)
     dtype = (torch.float16, torch.bfloat16)[(seed + number + fp8) % 2]
     check_mixture(emulated, np.random.default_rng(seed), MIXTURES[number], dtype, fp8, (DECODER,), "cpu")
     assert "sm80_decoder" in emulated_gpu.launches[-1].kernel

@@ -2,8 +2,6 @@
 PTX emulator, at sizes that it can bear.
 """
 
-from __future__ import annotations
-
 import pytest
 import test_kernels
 import test_moe

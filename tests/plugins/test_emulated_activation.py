@@ -1,7 +1,5 @@
 """A gate or an up that is no number, on the PTX emulator, through activations that compare."""
 
-from __future__ import annotations
-
 import pytest
 from test_activation import FP8, MLP, MOE, W4A4, W4A16, W4A16_SM90, check_nan
 from test_kernels import GENERIC

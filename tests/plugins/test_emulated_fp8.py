@@ -1,7 +1,5 @@
 """FP8GatedMLP on tensor cores, by wgmma and by mma.sync, from enqueue down to its PTX, on the emulator."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -16,7 +14,7 @@ from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.ops import Activation
 
 pytestmark = pytest.mark.slow
-on_both = pytest.mark.parametrize("emulated_gpu", ["h200", "ada"], indirect=True)
+on_both = pytest.mark.parametrize("emulated_gpu", ["h200", "rtx-blackwell"], indirect=True)
 
 
 def gemms(gpu: Gpu) -> int:
@@ -83,7 +81,7 @@ def test_tiles_by_tokens(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> 
     assert tiles(130, 2880) == [(64, 128, 1, 1)]
 
 
-@pytest.mark.parametrize("emulated_gpu", ["ada"], indirect=True)
+@pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
 @pytest.mark.parametrize(("m", "activation"), [(3, Activation.SWIGLU_CLAMPED), (70, Activation.SILU_CLAMPED)])
 def test_split_k(emulated: PluginHost, seed: int, m: int, activation: Activation) -> None:
     """Few tiles of the down GEMM: the last split to arrive adds all up. On Hopper only a K that takes an emulator too

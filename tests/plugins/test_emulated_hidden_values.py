@@ -1,8 +1,6 @@
 """What the epilogues of W4A4 GEMMs make of sums on the emulator, residual channels included: hidden values in NVFP4 by
 one thread a row, as tensor memory gives them, and by the four that share a row of mma.sync's. Bits of the reference."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

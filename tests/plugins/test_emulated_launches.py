@@ -1,8 +1,6 @@
 """Launches whatever else the process does with the CUDA runtime, on the PTX emulator's: what comes before a launch is
 looked at, not what the kernels compute."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np
@@ -13,7 +11,7 @@ import torch
 from ptx_emulator.shim import Gpu, toolkit
 from trt_nvfp4.plugins.host import PluginHost
 
-pytestmark = [pytest.mark.slow, pytest.mark.parametrize("emulated_gpu", ["a100"], indirect=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)]
 
 INVALID_DEVICE = 101
 

@@ -1,10 +1,6 @@
 """Main loops that go round: K of many tiles, several tiles for each CTA, on the emulator. And data that show what is
 added up or taken for a maximum beyond the last token: biases that only real tokens cancel."""
 
-from __future__ import annotations
-
-from dataclasses import replace
-
 import numpy as np
 import op_inputs
 import pytest
@@ -28,8 +24,8 @@ SILU, RELU2 = int(Activation.SILU), int(Activation.RELU2)
 
 
 @pytest.fixture(autouse=True)
-def two_sms(emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=2))
+def two_sms(emulated_gpu: Gpu) -> None:
+    emulated_gpu.resize(sm_count=2)
 
 
 def cancel(x: torch.Tensor, bias: torch.Tensor, first_column: np.ndarray, size: float) -> None:
@@ -87,10 +83,10 @@ def test_linear(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
 
 
 @BLACKWELL
-def test_experts(emulated: PluginHost, emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_experts(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
     """One takes every token, another some, the third none; one block takes all tiles, so that each but the first finds
     the pipelines as the one before left them."""
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=1))
+    emulated_gpu.resize(sm_count=1)
     h = 2304
     case = op_inputs.moe(np.random.default_rng(seed), 70, h, 96, 3, torch.bfloat16, s=32)
     case.inputs[2][:] = torch.tensor([100.0, 0, -100])
@@ -98,7 +94,7 @@ def test_experts(emulated: PluginHost, emulated_gpu: Gpu, monkeypatch: pytest.Mo
     test_moe.check(emulated, case, attributes, torch.bfloat16, W4A4)
 
 
-@pytest.mark.parametrize("emulated_gpu", ["h200", "ada"], indirect=True)
+@pytest.mark.parametrize("emulated_gpu", ["h200", "rtx-blackwell"], indirect=True)
 def test_fp8(emulated: PluginHost, seed: int) -> None:
     m, k, i, h = 131, 2304, 144, 72
     case = op_inputs.fp8_gated_mlp(np.random.default_rng(seed), m, k, i, h, torch.bfloat16)

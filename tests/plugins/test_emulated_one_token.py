@@ -1,9 +1,6 @@
 """The W4A16 kernel of one token on the PTX emulator: codes and block scales converted by instructions (Blackwell), one
 of them (SM90) and neither (SM80)."""
 
-from __future__ import annotations
-
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,16 +35,9 @@ def test_nan_and_infinity_reach_their_token_s_output(emulated: PluginHost, seed:
     [({}, 0), ({}, 1), ({"sm_count": 2}, 0), ({"sm_count": 4, "shared_per_sm": 44 * 1024}, 1)],
     ids=["plain", "gated", "blocks with several tasks", "panels of one chunk"],
 )
-def test_layers(
-    emulated: PluginHost,
-    emulated_gpu: Gpu,
-    seed: int,
-    monkeypatch: pytest.MonkeyPatch,
-    gpu: dict[str, Any],
-    gated: int,
-) -> None:
+def test_layers(emulated: PluginHost, emulated_gpu: Gpu, seed: int, gpu: dict[str, Any], gated: int) -> None:
     """Parts of K summed by other blocks than computed them, values handed from layer to layer."""
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, **gpu))
+    emulated_gpu.resize(**gpu)
     rng = np.random.default_rng(seed)
     inputs = op_inputs.persistent_mlp(rng, 3, 1, 288, 1056, 288, torch.float16, gated=gated).inputs
     attributes = {"activation": Activation.GELU, "gated": gated, "norm": 1, "residual": 1}

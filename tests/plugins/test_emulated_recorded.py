@@ -1,7 +1,5 @@
 """The emulator against a real GPU: what an H200 computed, computed again from the same PTX on a CPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

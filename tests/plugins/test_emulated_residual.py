@@ -1,8 +1,6 @@
 """Residual channels on Blackwell's tensor cores, on the emulator: what the epilogue that writes hidden values adds to
 them, bit by bit, and all ops against their Torch references."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """Hidden values of W4A4 kernels beside the boundaries between NVFP4's codes, on the emulator: an activation that is
 wrong by a few millionths makes another code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The search for block scales on the emulator, by one thread as quantizers have it and by the four that share a block
 in the epilogues of mma.sync's GEMMs: the bits of the Torch reference."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

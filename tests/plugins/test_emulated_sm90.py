@@ -1,8 +1,6 @@
 """The SM90 W4A16 kernels (wgmma, clusters, tensor maps), from enqueue down to their PTX, on the PTX
 emulator."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -72,17 +70,9 @@ def test_linear(emulated: PluginHost, seed: int, m: int, n: int, k: int, dtype: 
     ],
 )
 def test_linear_on_few_sms(
-    emulated: PluginHost,
-    emulated_gpu: Gpu,
-    monkeypatch: pytest.MonkeyPatch,
-    seed: int,
-    sms: int,
-    m: int,
-    n: int,
-    k: int,
-    dtype: torch.dtype,
+    emulated: PluginHost, emulated_gpu: Gpu, seed: int, sms: int, m: int, n: int, k: int, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=sms))
+    emulated_gpu.resize(sm_count=sms)
     call = op_inputs.linear(np.random.default_rng(seed), m, n, k, dtype)
     emulated_gpu.launches.clear()
     check(emulated, "NVFP4Linear", call.inputs, {"activation": Activation.GELU}, W4A16_SM90)
@@ -113,7 +103,6 @@ def test_linear_on_few_sms(
 def test_resident_layers(
     emulated: PluginHost,
     emulated_gpu: Gpu,
-    monkeypatch: pytest.MonkeyPatch,
     seed: int,
     sms: int,
     shape: tuple[int, int, int, int, int],
@@ -121,7 +110,7 @@ def test_resident_layers(
     attributes: dict[str, int],
 ) -> None:
     """In one launch, with each number of tokens that the kernel is compiled for; widths end inside tiles."""
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=sms))
+    emulated_gpu.resize(sm_count=sms)
     call = op_inputs.persistent_mlp(np.random.default_rng(seed), *shape, dtype, gated=attributes["gated"])
     emulated_gpu.launches.clear()
     attributes = {"activation": Activation.SILU, **attributes}
@@ -168,17 +157,11 @@ def test_every_bit_of_resident_layers(emulated: PluginHost, seed: int, down: int
     ],
 )
 def test_wide_norm(
-    emulated: PluginHost,
-    emulated_gpu: Gpu,
-    monkeypatch: pytest.MonkeyPatch,
-    seed: int,
-    m: int,
-    dtype: torch.dtype,
-    activation: Activation,
+    emulated: PluginHost, emulated_gpu: Gpu, seed: int, m: int, dtype: torch.dtype, activation: Activation
 ) -> None:
     """A row's squares are in more parts than a lane asks for at once, which come late; without epsilon it would be
     twice as large."""
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=12))
+    emulated_gpu.resize(sm_count=12)
     emulated_gpu.device.disorder = 0.5
     call = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, 2208, 64, 77, dtype, gated=0)
     attributes = {"gated": 0, "norm": 1, "residual": 0, "epsilon": 3.0, "activation": activation}
@@ -187,11 +170,9 @@ def test_wide_norm(
 
 @TYPES
 @TOKENS_BEYOND
-def test_parts_that_come_late(
-    emulated: PluginHost, emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, seed: int, m: int, dtype: torch.dtype
-) -> None:
+def test_parts_that_come_late(emulated: PluginHost, emulated_gpu: Gpu, seed: int, m: int, dtype: torch.dtype) -> None:
     """Sixteen of each sum of down, which are not all there when they are first asked for."""
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=32))
+    emulated_gpu.resize(sm_count=32)
     emulated_gpu.device.disorder = 0.5
     call = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, 256, 4096, 256, dtype, gated=0)
     attributes = {"gated": 0, "norm": 1, "residual": 1, "activation": SILU}
@@ -200,11 +181,9 @@ def test_parts_that_come_late(
 
 @TYPES
 @pytest.mark.parametrize("m", [1, 8, 16, 32])
-def test_rings_go_round(
-    emulated: PluginHost, emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, seed: int, m: int, dtype: torch.dtype
-) -> None:
+def test_rings_go_round(emulated: PluginHost, emulated_gpu: Gpu, seed: int, m: int, dtype: torch.dtype) -> None:
     """Of slots, panels and barriers, several times: two blocks do all tiles."""
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=2))
+    emulated_gpu.resize(sm_count=2)
     call = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, 1312, 288, 77, dtype, gated=1)
     attributes = {"gated": 1, "norm": 1, "residual": 0, "activation": SILU}
     check(emulated, "NVFP4PersistentMLP", call.inputs, attributes, W4A16_SM90)
@@ -213,16 +192,10 @@ def test_rings_go_round(
 @EVERY_TOKEN
 @pytest.mark.parametrize(("gated", "dtype"), [(0, torch.float16), (1, torch.bfloat16)], ids=["plain", "gated"])
 def test_activations(
-    emulated: PluginHost,
-    emulated_gpu: Gpu,
-    monkeypatch: pytest.MonkeyPatch,
-    seed: int,
-    gated: int,
-    m: int,
-    dtype: torch.dtype,
+    emulated: PluginHost, emulated_gpu: Gpu, seed: int, gated: int, m: int, dtype: torch.dtype
 ) -> None:
     """Of all rows of a tile."""
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=2))
+    emulated_gpu.resize(sm_count=2)
     call = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, 64, 256 // (1 + gated), 33, dtype, gated=gated)
     for activation in [a for a in Activation if gated or a not in GATED_ONLY]:
         attributes = {"activation": activation, "alpha": 1.5, "limit": 1.0, "gated": gated, "norm": 0, "residual": 0}
@@ -294,7 +267,6 @@ MIXTURES: list[tuple[int, int, int, torch.dtype, dict[str, Any]]] = [
 def test_mixture(
     emulated: PluginHost,
     emulated_gpu: Gpu,
-    monkeypatch: pytest.MonkeyPatch,
     seed: int,
     m: int,
     h: int,
@@ -302,7 +274,7 @@ def test_mixture(
     dtype: torch.dtype,
     attributes: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=2))
+    emulated_gpu.resize(sm_count=2)
     case = op_inputs.moe(np.random.default_rng(seed), m, h, i, 3, dtype, s=64, gated=attributes.get("gated", 1))
     emulated_gpu.launches.clear()
     test_moe.check(emulated, case, attributes, dtype, W4A16_SM90)
@@ -343,7 +315,6 @@ def test_hidden_values_beyond_half(emulated: PluginHost, seed: int, attributes: 
 def test_mixture_shared_evenly(
     emulated: PluginHost,
     emulated_gpu: Gpu,
-    monkeypatch: pytest.MonkeyPatch,
     seed: int,
     sms: int,
     m: int,
@@ -352,7 +323,7 @@ def test_mixture_shared_evenly(
     attributes: dict[str, Any],
     dtype: torch.dtype,
 ) -> None:
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=sms))
+    emulated_gpu.resize(sm_count=sms)
     case = op_inputs.moe(np.random.default_rng(seed), m, h, i, 3, dtype, s=64, gated=attributes.get("gated", 1))
     emulated_gpu.launches.clear()
     test_moe.check(emulated, case, attributes, dtype, W4A16_SM90)

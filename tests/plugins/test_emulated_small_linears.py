@@ -1,10 +1,6 @@
 """The W4A16 kernel for small linears on the PTX emulator: codes and block scales converted by instructions (Blackwell),
 one of them (SM90) and neither (SM80); x read by clusters of two (B200, SM90) and not."""
 
-from __future__ import annotations
-
-from dataclasses import replace
-
 import numpy as np
 import op_inputs
 import pytest
@@ -61,11 +57,10 @@ def test_halves_of_k(
     indirect=["emulated_gpu"],
 )
 def test_rings_smaller_than_their_chunks(
-    emulated: PluginHost, emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, seed: int, m: int, k: int, shared: int
+    emulated: PluginHost, emulated_gpu: Gpu, seed: int, m: int, k: int, shared: int
 ) -> None:
     """Three stages for a warp's four chunks, where an SM has `shared` KB."""
-    few = replace(emulated_gpu.target, sm_count=6, shared_per_sm=shared * 1024)
-    monkeypatch.setattr(emulated_gpu, "target", few)
+    emulated_gpu.resize(sm_count=6, shared_per_sm=shared * 1024)
     check(emulated, emulated_gpu, m, 100, k, torch.float16, seed)
 
 

@@ -1,8 +1,6 @@
 """Which kernels serve a call on which GPU, and which of them TensorRT is offered: every branch of
 kernels/heuristics/tactics.h, on the PTX emulator."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -150,11 +148,9 @@ def assert_near_reference(host: PluginHost, inputs: list[torch.Tensor], attribut
 
 @on("emulated_gpu", ["rtx-blackwell"], indirect=True)
 @on(("m", "hidden"), [(66, 32), (9, 2336)], ids=["more tokens than a block", "x wider than is read at once"])
-def test_normed_layers(
-    emulated: PluginHost, emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, seed: int, m: int, hidden: int
-) -> None:
+def test_normed_layers(emulated: PluginHost, emulated_gpu: Gpu, seed: int, m: int, hidden: int) -> None:
     # Every block normalizes all of x.
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=8))
+    emulated_gpu.resize(sm_count=8)
     rng = np.random.default_rng(seed)
     inputs = op_inputs.persistent_mlp(rng, 2, m, hidden, 32, hidden, torch.float16, gated=1).inputs
     attributes = {"activation": Activation.SILU, "gated": 1, "norm": 1, "residual": 1}
@@ -167,7 +163,7 @@ def test_layers_whose_k_is_split(
     emulated: PluginHost, emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, seed: int, m: int
 ) -> None:
     """Warps that are done with a tile sum up parts of others while slow ones still finish it."""
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=8))
+    emulated_gpu.resize(sm_count=8)
     monkeypatch.setattr(emulated_gpu.device, "disorder", 0.5)
     inputs = op_inputs.persistent_mlp(np.random.default_rng(seed), 3, m, 1024, 32, 1024, torch.float16, gated=0).inputs
     assert_near_reference(emulated, inputs, {"activation": Activation.SILU, "gated": 0, "norm": 0, "residual": 0})
@@ -179,7 +175,7 @@ def test_layers_where_a_block_lags(
 ) -> None:
     """By a block that sees a part of x alone, since up's K is split and nothing is normalized: blocks must not erase or
     write what it has yet to read."""
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=16))
+    emulated_gpu.resize(sm_count=16)
     monkeypatch.setattr(emulated_gpu.device, "sm_count", 16)
     monkeypatch.setattr(emulated_gpu.device, "lagging", 8)
     inputs = op_inputs.persistent_mlp(np.random.default_rng(seed), 7, 8, 4096, 128, 4096, torch.float16, gated=0).inputs

@@ -1,8 +1,6 @@
 """W4A4 on Blackwell's tensor cores, from enqueue down to its PTX, on the emulator: CUTLASS's main loops with our
 epilogues, partial tiles in every direction, against float64 and the generic kernels."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import op_inputs

@@ -1,9 +1,6 @@
 """NVFP4MoE in W4A4 on Blackwell's tensor cores, from enqueue down to its PTX, on the emulator: skewed routing, empty
 experts, partial tiles in every direction, against float64 and the generic kernels."""
 
-from __future__ import annotations
-
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,14 +40,7 @@ def gemm_launches(gpu: Gpu) -> int:
     ],
 )
 def test_experts(
-    emulated: PluginHost,
-    emulated_gpu: Gpu,
-    seed: int,
-    m: int,
-    h: int,
-    i: int,
-    experts: int,
-    attributes: dict[str, Any],
+    emulated: PluginHost, emulated_gpu: Gpu, seed: int, m: int, h: int, i: int, experts: int, attributes: dict[str, Any]
 ) -> None:
     case = op_inputs.moe(
         np.random.default_rng(seed), m, h, i, experts, torch.bfloat16, gated=attributes.get("gated", 1), s=96
@@ -61,9 +51,9 @@ def test_experts(
 
 
 @BOTH_FAMILIES
-def test_skewed_routing(emulated: PluginHost, emulated_gpu: Gpu, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skewed_routing(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
     """One expert takes all tokens, two take some and two none; fewer blocks than tiles, so that each takes several."""
-    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=2))
+    emulated_gpu.resize(sm_count=2)
     case = op_inputs.moe(np.random.default_rng(seed), 131, 96, 96, 5, torch.float16, s=160)
     case.inputs[2][:] = torch.tensor([0.0, -100, 100, 0, -100])
     attributes = {"top_k": 2, "scoring": 1, "shared": 1, "quantize_activations": 1}

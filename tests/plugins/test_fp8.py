@@ -1,7 +1,5 @@
 """FP8GatedMLP on the GPU, through the plugin's whole life in the plugin host: generic kernels, tensor cores."""
 
-from __future__ import annotations
-
 import numpy as np
 import op_inputs
 import pytest

@@ -1,7 +1,5 @@
 """FP8MoE on the GPU, through the plugin's whole life in the plugin host: generic kernels, tensor cores."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Plugins in streams of green contexts, which have some of the GPU's SMs: kernels whose blocks wait for each other must
 ask for no more than these."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,8 +1,6 @@
 """What launch choices promise whatever the shape and the GPU: workspaces that were sized without knowing the GPU
 suffice, and shared memory fits. Speed is the benchmarks' to show."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 from collections.abc import Callable
@@ -114,19 +112,19 @@ def test_sm90_takes_an_mlp_where_it_was_found_ahead(ask: Ask) -> None:
 
 
 def test_sm90_takes_a_linear_where_it_was_measured_ahead(ask: Ask) -> None:
-    """H200, benchmarks/NOTES.md: K, the most tokens that the other kernel keeps, and the fewest that this one takes."""
+    """H200, benchmarks/notes: K, the most tokens that the other kernel keeps, and the fewest that this one takes."""
     fp16 = ((2048, 8, 9), (4096, 8, 9), (6144, 3, 4), (6656, 3, 4), (8192, 3, 4), (11008, 3, 4))
     bf16 = ((2048, 6, 7), (3072, 4, 5), (4096, 4, 5), (6144, 2, 3), (8192, 2, 3), (11008, 2, 3))
     for k, other, this, dtype in [(*row, 0) for row in fp16] + [(*row, 1) for row in bf16]:
         assert ask("sm90_linear", [[other, 4096, k, dtype], [this, 4096, k, dtype]]) == [[0], [1]]
-    # Of few outputs and a long K (H100, benchmarks/NOTES.md): m, n, k.
+    # Of few outputs and a long K (H100, benchmarks/notes): m, n, k.
     other_ahead = ((8, 512, 8192), (16, 512, 14336), (8, 1024, 11008), (4, 1024, 24576))
     this_ahead = ((32, 512, 8192), (16, 2048, 11008), (16, 512, 4096), (64, 1024, 14336))
     assert ask("sm90_linear", [[*case, 0] for case in (*other_ahead, *this_ahead)]) == [[0]] * 4 + [[1]] * 4
 
 
 def test_small_linears_keep_few_copies_under_way(ask: Ask) -> None:
-    """H200, benchmarks/NOTES.md: weights of linears, by what was faster at most counts of tokens up to 6."""
+    """H200, benchmarks/notes: weights of linears, by what was faster at most counts of tokens up to 6."""
     few, many = (4096 * 4096, 7168 * 2048, 11008 * 4096), (19968 * 6656, 28672 * 8192)
     cases = [[weights * 9 // 16 // 132] for weights in (*few, *many)]
     assert ask("w4a16_in_flight", cases) == [[1]] * 3 + [[0]] * 2
@@ -156,7 +154,7 @@ def test_small_linears_where_they_were_measured_ahead(ask: Ask) -> None:
 
 
 def test_clusters_of_small_linears_where_they_were_measured_ahead(ask: Ask) -> None:
-    """H100, benchmarks/NOTES.md: m and k."""
+    """H100, benchmarks/notes: m and k."""
     pairs = [(5, 4096), (8, 2592), (16, 1536), (16, 2560), (4, 14336)]
     alone = [(8, 2560), (16, 1024), (4, 4096), (3, 8192), (2, 14336)]
     assert ask("w4a16_small_cluster", [[9, *case] for case in (*pairs, *alone)]) == [[2]] * 5 + [[1]] * 5
@@ -200,7 +198,7 @@ def test_small_linears_find_room_at_once(ask: Ask, seed: int) -> None:
 
 def test_under_way_is_what_memory_brings(ask: Ask) -> None:
     """Of an MLP the stages of each of four warps, and slots of SM90's kernel; of a small linear the stages. H200 and
-    H100 as measured (benchmarks/NOTES.md), others by bandwidth an SM."""
+    H100 as measured (benchmarks/notes), others by bandwidth an SM."""
     h200, h100, unknown = [132, 4917], [132, 3352], [132, 0]  # SMs, GB/s
     b200, a100, thor, rtx_5090, spark = [148, 8000], [108, 2039], [20, 273], [170, 1792], [48, 273]
     h100_pcie, h20 = [114, 2039], [78, 4023]
@@ -210,7 +208,7 @@ def test_under_way_is_what_memory_brings(ask: Ask) -> None:
 
 
 def test_moe_jobs_as_wide_as_was_measured_fastest(ask: Ask) -> None:
-    """H200, benchmarks/NOTES.md: columns of eight pairs by tokens, top-k, experts and chunks of K."""
+    """H200, benchmarks/notes: columns of eight pairs by tokens, top-k, experts and chunks of K."""
     qwen3, mixtral, deepseek = (8, 128, 8), (2, 8, 56), (8, 256, 28)
     cases = [[tokens, *qwen3] for tokens in (8, 12, 64, 96)]
     cases += [[tokens, *model] for model in (mixtral, deepseek) for tokens in (8, 12, 64)]
@@ -218,7 +216,7 @@ def test_moe_jobs_as_wide_as_was_measured_fastest(ask: Ask) -> None:
 
 
 def test_sm90_takes_a_mixture_where_it_was_measured_ahead(ask: Ask) -> None:
-    """H200, benchmarks/NOTES.md: jobs of random routing times tiles of gate and up, in most models with so many."""
+    """H200, benchmarks/notes: jobs of random routing times tiles of gate and up, in most models with so many."""
     other, this = (16, 32), (48, 56, 64, 77, 84, 92, 96, 128, 144, 180, 224, 312, 392)
     assert ask("sm90_mixture", [[tiles, 132] for tiles in (*other, *this)]) == [[0]] * 2 + [[1]] * 13
 
@@ -230,7 +228,7 @@ def test_blocks_share_tiles_where_that_was_measured_ahead(ask: Ask) -> None:
 
 
 def test_jobs_are_wide_where_that_was_measured_ahead(ask: Ask) -> None:
-    """H200, benchmarks/NOTES.md: by pairs of an expert."""
+    """H200, benchmarks/notes: by pairs of an expert."""
     by_pairs = {10: 24, 14: 24, 15: 32, 16: 32, 20: 32, 27: 32, 28: 64, 32: 64, 64: 64}
     assert ask("sm90_job_tokens", [[pairs] for pairs in by_pairs]) == [[width] for width in by_pairs.values()]
 

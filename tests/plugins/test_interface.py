@@ -1,7 +1,5 @@
 """The project's declaration of TensorRT's plugin interface against TensorRT's own headers, where the user has them."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Every op on the GPU, through the plugin's whole life in the plugin host, against float64."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
@@ -92,7 +90,7 @@ def assert_close(y: torch.Tensor, reference: Array, bound: Array, norm: float) -
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("w4a4", [0, 1])
 @pytest.mark.parametrize(("m", "n", "k"), [(0, 5, 16), (1, 1, 16), (3, 77, 48), (65, 129, 144), (130, 300, 1040)])
-@pytest.mark.parametrize("activation", [0, 2, 3])
+@pytest.mark.parametrize("activation", range(7))
 def test_linear(
     host: PluginHost, seed: int, m: int, n: int, k: int, dtype: torch.dtype, w4a4: int, activation: int
 ) -> None:
@@ -108,14 +106,6 @@ def test_linear(
     slope = 1 + 2 * np.abs(pre) if activation == 2 else 1.2
     assert y.shape == (1, m, n)
     assert_close(y[0], activate(pre, activation), k**0.5 * 1e-6 * magnitude * slope, 1e-5)
-
-
-@pytest.mark.parametrize("activation", range(7))
-def test_linear_activations(host: PluginHost, seed: int, activation: int) -> None:
-    case = op_inputs.linear(np.random.default_rng(seed), 33, 65, 64, torch.float32)
-    (y,) = run(host, "NVFP4Linear", case.inputs, {"activation": activation})
-    pre = float64(case.inputs[0])[0] @ case.weights[0].values.T + float64(case.inputs[4])
-    np.testing.assert_allclose(float64(y)[0], activate(pre, activation), rtol=1e-4, atol=2e-5)
 
 
 def mlp(
@@ -205,14 +195,7 @@ def test_persistent_layers_chain(host: PluginHost, seed: int, dtype: torch.dtype
     [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 2, 0), (1, 0, 64), (0, 1, 32), (0, 2, 16)],
 )
 def test_quantize_bits(
-    host: PluginHost,
-    seed: int,
-    m: int,
-    k: int,
-    dtype: torch.dtype,
-    add_residual: int,
-    scale_search: int,
-    channels: int,
+    host: PluginHost, seed: int, m: int, k: int, dtype: torch.dtype, add_residual: int, scale_search: int, channels: int
 ) -> None:
     channels = min(channels, k // 16 * 16)
     rng = np.random.default_rng(seed)
@@ -263,27 +246,6 @@ def test_quantize_after_norm(host: PluginHost, seed: int, dtype: torch.dtype) ->
     assert abs(tensor_scale.item() / reference.tensor_scale - 1) <= 2 * torch.finfo(dtype).eps
     assert (packed.cpu().numpy().view(np.uint8) != pack(reference.codes)).mean() < 0.02
     assert (scales.cpu().numpy().view(np.uint8) != tile(reference.block_scales)).mean() < 0.02
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("w4a4", [0, 1])
-@pytest.mark.parametrize("op", ["NVFP4Linear", "NVFP4GatedMLP", "NVFP4PersistentMLP"])
-def test_agrees_with_the_torch_reference(host: PluginHost, seed: int, op: str, w4a4: int, dtype: torch.dtype) -> None:
-    rng = np.random.default_rng(seed)
-    inputs = {
-        "NVFP4Linear": lambda: op_inputs.linear(rng, 21, 100, 96, dtype),
-        "NVFP4GatedMLP": lambda: op_inputs.gated_mlp(rng, 21, 96, 112, 60, dtype),
-        "NVFP4PersistentMLP": lambda: op_inputs.persistent_mlp(rng, 2, 21, 96, 112, 96, dtype, gated=0),
-    }[op]().inputs
-    attributes = {"activation": 3, "quantize_activations": w4a4}
-    if op == "NVFP4PersistentMLP":
-        attributes["gated"] = 0
-    (y,) = run(host, op, inputs, attributes)
-    reference = OPS[op].reference(*inputs, **attributes)
-    assert isinstance(reference, torch.Tensor)
-    error = (y.cpu().double() - reference.double()).norm() / reference.double().norm()
-    # In W4A4 what falls on the other side of a boundary moves codes, also those of the next layer.
-    assert error <= 2 * torch.finfo(dtype).eps + (0.05 if w4a4 else 1e-5)
 
 
 @pytest.mark.parametrize("w4a4", [0, 1])

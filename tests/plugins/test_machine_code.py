@@ -1,7 +1,5 @@
 """The libraries hold the tensor-core instructions that their kernels are for."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -73,6 +71,7 @@ def instructions(ptx: str) -> dict[str, list[str]]:
     return {each[0]: each for each in lines}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_thors_ptx_is_that_of_b200() -> None:
     """So what the emulator runs as B200 is what Thor's library holds of W4A4."""

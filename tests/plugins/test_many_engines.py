@@ -1,8 +1,6 @@
 """Two, three and ten engines in one process: plugins of several copies of the library, each with a stream and a CUDA
 graph of its own, compute at once what each computes alone."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Memory's bandwidth, by a driver that counts what it is asked (memory_bandwidth_probe.cpp)."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """NVFP4MoE on the GPU, generic, W4A16 and SM90's own W4A16, against float64: routing, skewed loads, every kind of
 scoring."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 """The plan that NVFP4MoE's kernels start from, on the PTX emulator: experts, weights, sorted pairs and jobs, exactly as
 the op's reference and the plan's header say."""
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +29,7 @@ extern "C" int make_plan(Routing const* r, float const* logits, float const* bia
                          int* experts, float* weights, int* position, int* order, float* shared_factor, void* jobs,
                          int* totals, void* absent, int64_t absents, uint32_t* ticket) {
     trt_nvfp4::MoePlan const plan{experts, weights, position,   order, shared_factor,
-                                  static_cast<trt_nvfp4::ExpertJob*>(jobs), totals, totals + 1};
+                                  static_cast<trt_nvfp4::WorkItem*>(jobs), totals, totals + 1};
     trt_nvfp4::RouteArgs const args{
         static_cast<TrtNvfp4Scoring>(r->scoring), r->renormalize != 0, r->tokens, r->experts, r->hidden, r->top_k,
         r->groups, r->open_groups, r->group_score_top, r->scaling_factor, logits, bias, x, gate, plan, r->job_tokens,

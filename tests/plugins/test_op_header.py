@@ -1,7 +1,5 @@
 """The header that the adapters are compiled with says what the ops' Python definitions say."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The library in tools that merely open it: it registers itself, and the parser takes its plugins."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

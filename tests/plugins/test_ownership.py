@@ -1,7 +1,5 @@
 """The cache, which code is loaded from: another user's, or one that others can write to, is refused."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trt_nvfp4.builder.tensorrt import build_script
-from trt_nvfp4.plugins.compile import library as plugin_library
+from trt_nvfp4.plugins.compile import cache as plugin_cache
 from trt_nvfp4.plugins.compile.toolchain import ToolchainError
 
 OTHER = 12345
@@ -25,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_cache_is_made_for_its_user_alone(cache: Path) -> None:
     before = os.umask(0)
     try:
-        file = plugin_library.cached("a.txt", lambda file: file.write_text("a") and None)
+        file = plugin_cache.cached("a.txt", lambda file: file.write_text("a") and None)
     finally:
         os.umask(before)
     assert file == cache / "plugins" / "a.txt"
@@ -36,25 +34,25 @@ def test_a_cache_is_made_for_its_user_alone(cache: Path) -> None:
 @needs_root
 @pytest.mark.parametrize("what", [".", "plugins", "plugins/a.txt"])
 def test_what_another_user_owns(cache: Path, what: str) -> None:
-    plugin_library.cached("a.txt", Path.touch)
+    plugin_cache.cached("a.txt", Path.touch)
     os.chown(cache / what, OTHER, -1)
     with pytest.raises(ToolchainError, match=f"belongs to user {OTHER}.*set TRT_NVFP4_CACHE"):
-        plugin_library.cached("a.txt", Path.touch)
+        plugin_cache.cached("a.txt", Path.touch)
 
 
 @pytest.mark.parametrize(("what", "mode"), [(".", 0o777), ("plugins", 0o1777), ("plugins/a.txt", 0o666)])
 def test_what_others_can_write_to(cache: Path, what: str, mode: int) -> None:
-    plugin_library.cached("a.txt", Path.touch)
+    plugin_cache.cached("a.txt", Path.touch)
     (cache / what).chmod(mode)
     with pytest.raises(ToolchainError, match=r"can be written by other users.*set TRT_NVFP4_CACHE"):
-        plugin_library.cached("a.txt", Path.touch)
+        plugin_cache.cached("a.txt", Path.touch)
 
 
 def test_a_sticky_folder_may_hold_the_cache(cache: Path) -> None:
     """As /tmp."""
     cache.mkdir()
     cache.chmod(0o1777)
-    assert plugin_library.cached("a.txt", Path.touch).parent == cache / "plugins"
+    assert plugin_cache.cached("a.txt", Path.touch).parent == cache / "plugins"
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o755])

@@ -1,8 +1,7 @@
 """The library is compiled where the package is installed, so every source that a build reads travels in the wheel."""
 
-from __future__ import annotations
-
 import re
+import subprocess
 from pathlib import Path
 
 from trt_nvfp4.plugins.compile.library import ROOT
@@ -20,6 +19,17 @@ def test_sources_travel_in_the_wheel() -> None:
     needed = {path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()}
     assert len(needed) > 20
     assert {str(path.relative_to(ROOT)) for path in needed - travelling} == set()
+
+
+def test_every_package_is_installed() -> None:
+    """Those that the list names and no others: an editable install does not notice."""
+    top = PYPROJECT.parent
+    declared = re.search(r"^packages = \[(.*?)\]", PYPROJECT.read_text(), re.MULTILINE | re.DOTALL)
+    assert declared is not None
+    files = subprocess.run(["git", "-C", top, "ls-files", "*__init__.py"], capture_output=True, text=True).stdout
+    folders = [Path(file).parent.parts for file in files.split() if not file.startswith(("tests", "benchmarks"))]
+    own = {".".join(parts if parts[0] == "trt_nvfp4" else ("trt_nvfp4", *parts)) for parts in folders}
+    assert set(re.findall(r'"([^"]+)"', declared[1])) == own
 
 
 def test_compiler_to_install_is_the_extra() -> None:

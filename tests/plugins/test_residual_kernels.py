@@ -1,7 +1,5 @@
 """Residual channels on a GPU: every op that multiplies 4-bit activations against its Torch reference."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -54,14 +52,7 @@ def attributes_of(op: str, channels: int, scale_search: int, scale: float) -> di
 
 @pytest.mark.parametrize("op", OP_NAMES)
 @pytest.mark.parametrize(("m", "scale_search", "scale"), [(3, 0, 0.0), (130, 2, 0.05), (7, 1, 0.05)])
-def test_against_the_reference(
-    host: PluginHost,
-    seed: int,
-    op: str,
-    m: int,
-    scale_search: int,
-    scale: float,
-) -> None:
+def test_against_the_reference(host: PluginHost, seed: int, op: str, m: int, scale_search: int, scale: float) -> None:
     check(host, seed, op, m, scale_search, scale, GENERIC)
 
 

@@ -1,7 +1,5 @@
 """compute-sanitizer's four tools over every op, and over the W4A16 kernel, at small odd shapes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

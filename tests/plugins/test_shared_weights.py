@@ -1,7 +1,5 @@
 """The file of weights that stripped engines share: from C++, and read by plugins from GPU memory."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -14,7 +12,7 @@ import pytest
 import torch
 from weights_files import BROKEN, file_of, written
 
-from trt_nvfp4.builder.generate.cuda import Cuda
+from trt_nvfp4.builder.cuda.runtime import Cuda
 from trt_nvfp4.builder.tensorrt.bound_weights import DeviceWeights
 from trt_nvfp4.builder.tensorrt.weights_file import METADATA
 from trt_nvfp4.plugins.host import PluginHost

@@ -1,7 +1,5 @@
 """The library in TensorRT's own hands: it loads in the registries, and engines of its plugins build without a GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -11,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recurrent_cases import CAUSAL_CONV, LINEAR_ATTENTION
 
-from trt_nvfp4.plugins.ops import OPS
+from trt_nvfp4.plugins.compile.kernel_groups import OpUse, groups_of
+from trt_nvfp4.plugins.compile.library import build_library
+from trt_nvfp4.plugins.ops import OPS, STANDARD_OPS
 
 HERE = Path(__file__).parent
+ALL_OPS = [*OPS, *STANDARD_OPS]
 _BOTH_FLAVOURS = """
 import sys
 import tensorrt_lean_bindings as lean, tensorrt_rtx as rtx
@@ -27,7 +29,7 @@ for trt in (rtx, lean):
     for _ in range(2):  # the second time there is nothing to do
         backend.load_plugins(Path(sys.argv[1]))
         creators = trt.get_plugin_registry().all_creators
-        counts.append(sum(c.name.startswith(("NVFP4", "FP8", "CachedA")) for c in creators))
+        counts.append(sum(c.name.startswith(("NVFP4", "FP8", "CachedA", "LinearAtt", "CausalConv")) for c in creators))
 print(*counts)
 """
 _LIST_CREATORS = """
@@ -35,7 +37,7 @@ import importlib, json, sys
 trt = importlib.import_module(sys.argv[1])
 registry = trt.get_plugin_registry()
 registry.load_library(sys.argv[2])
-ours = [c for c in registry.all_creators if c.name.startswith(("NVFP4", "FP8", "CachedAttention"))]
+ours = [c for c in registry.all_creators if c.name.startswith(("NVFP4", "FP8", "CachedA", "LinearAtt", "CausalConv"))]
 print(json.dumps([(c.name, c.plugin_version, c.plugin_namespace) for c in ours]))
 """
 
@@ -53,14 +55,14 @@ def test_loads_in_the_registry(library: Path, module: str) -> None:
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed")
     listed = python("-c", _LIST_CREATORS, module, library)
-    assert sorted(json.loads(listed)) == sorted([op, "1", ""] for op in OPS)
+    assert sorted(json.loads(listed)) == sorted([op, "1", ""] for op in ALL_OPS)
 
 
 def test_two_flavours_of_tensorrt_share_the_library(library: Path) -> None:
     for module in ("tensorrt_rtx", "tensorrt_lean_bindings"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
-    assert python("-c", _BOTH_FLAVOURS, library).split() == [str(len(OPS))] * 4
+    assert python("-c", _BOTH_FLAVOURS, library).split() == [str(len(ALL_OPS))] * 4
 
 
 @pytest.fixture
@@ -100,18 +102,26 @@ def test_builds_an_engine(library: Path, loader_path: str, op: str, dtype: str, 
     assert "the_plugin" in custom[0]
 
 
-@pytest.mark.parametrize("fp8", [0, 1], ids=["T", "E4M3"])
-def test_attention_reads_and_writes_the_networks_caches(library: Path, loader_path: str, fp8: int) -> None:
-    """Under two profiles, and nothing is copied on the way: the plugin's ports are the network's."""
+CACHES = ("past_key", "past_value", "present_key", "present_value")
+STATES = ("past_conv", "present_conv", "past_state", "present_state")
+
+
+@pytest.mark.parametrize("model", ["T", "E4M3", "recurrent"])
+def test_plugins_read_and_write_the_networks_caches_and_states(loader_path: str, model: str) -> None:
+    """Under two profiles, and nothing is copied on the way: the plugins' ports are the network's. Plugins serve ONNX's
+    own recurrent operators."""
+    recurrent = model == "recurrent"
+    ops = [CAUSAL_CONV, LINEAR_ATTENTION] if recurrent else ["CachedAttention"]
+    library = build_library("sm_120a", groups=groups_of(OpUse(op, {}) for op in ops))
     program = HERE / "build_attention_in_tensorrt_rtx.py"
-    printed = python(program, library, str(fp8), LD_LIBRARY_PATH=loader_path)
+    printed = python(program, library, model, LD_LIBRARY_PATH=loader_path)
     result: dict[str, Any] = json.loads(printed.splitlines()[-1])
     assert (result["errors"], result["plugin_error"]) == ([], "")
     assert result["engine_bytes"] > library.stat().st_size
     layers = [line for line in result["layers"].splitlines() if "LayerType: custom_layer" in line]
-    assert len(layers) == 2  # one for each profile
-    for port in ("past_key", "past_value", "present_key", "present_value"):
-        assert all(f"Name: {port}" in layer for layer in layers)
+    assert len(layers) == 2 * len(ops)  # one for each profile
+    for port in STATES if recurrent else CACHES:
+        assert sum(f"Name: {port}" in layer for layer in layers) == 2
     assert "reformat" not in result["layers"].lower()
 
 
@@ -129,7 +139,7 @@ def test_engines_load_together(library: Path, loader_path: str, tmp_path: Path, 
     result: dict[str, Any] = json.loads(printed.splitlines()[-1])
     with_library, without = result["sizes"]
     assert without < library.stat().st_size < with_library
-    expected = {"creators": sorted(OPS), "collisions": 0}
+    expected = {"creators": sorted(ALL_OPS), "collisions": 0}
     for runtime in (result["one_bare"], *result["each_embedded"], *result["each_version"]):
         assert {**runtime, "creators": sorted(runtime["creators"])} == expected
     # What the first two are for: TensorRT registers the library that each engine carries.

@@ -1,8 +1,6 @@
 """Activations and weights at the ends of their ranges, by the W4A16 kernels that scale activations to FP16: those of
 one token, whose lanes sum in FP16, and those of few tokens, which multiply BF16 so."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -4,8 +4,6 @@ CUDA Programming Guide, "Technical Specifications per Compute Capability").
 nvcc stops at PTX here, so ptxas does not say it.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
@@ -30,7 +28,7 @@ class Architecture:
     specific: bool
 
     @classmethod
-    def of(cls, target: str) -> Architecture:
+    def of(cls, target: str) -> "Architecture":
         """From a name such as sm_100a; raises EmulatorError if it is none."""
         match = re.fullmatch(r"sm_(\d+)([af]?)", target)
         if match is None:

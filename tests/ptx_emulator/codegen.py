@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .coverage import Coverage
 from .errors import EmulatorError, UnknownInstructionError
 from .ir import (
     TYPE_BITS,
@@ -243,8 +242,6 @@ class Emitter:
         sign = "~" if item.guard_negated else ""
         register = self.register(item.guard)
         self.line(f"g = {sign}{register}" if self.full else f"g = {sign}{register} & m")
-        if self.compiler.coverage is not None:
-            self.line(f"{self.name(self.compiler.coverage.note_guard)}({self.number}, {self.index}, g, m)")
         self.line(f"if g.tobytes() != {self.name(NO_LANE)}:")
         self.mask = "g"
         self.indent += 1
@@ -279,17 +276,13 @@ class Compiler:
     """Compiles the blocks of a program, on demand.
 
     `home`: the only block that knows a register, or -1. `constants`: lanes of registers that one instruction sets, to
-    the same whenever it runs. `coverage` is told what runs; None: nobody asks.
+    the same whenever it runs.
     """
-
-    #: Whether those that are made from now on have a coverage.
-    covers: ClassVar[bool] = False
 
     def __init__(self, program: Program, module: LoadedModule, special: Callable[..., Any]) -> None:
         self.program = program
         self.module = module
         self.special = special
-        self.coverage = Coverage() if self.covers else None
         self.namespace: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
         self._kept: list[Any] = []
@@ -355,8 +348,6 @@ class Compiler:
         scope: dict[str, Any] = {}
         exec(compile(source, filename, "exec"), self.namespace, scope)
         function: BlockFunction = scope["block"]
-        if self.coverage is not None:
-            function = self.coverage.watch(number, function, STAY)
         self.functions[full][number] = function
         return function
 

@@ -1,7 +1,5 @@
 """What a launch did: instructions by class, bytes by memory space and path, matrix operations, barrier waits."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Thread-value layouts printed by CuTe itself: the independent reference for fragment and descriptor layouts."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

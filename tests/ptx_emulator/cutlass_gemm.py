@@ -4,8 +4,6 @@ The example's kernel definition is compiled as it is (tile and cluster shapes ma
 fills, verifies and times, is cut off and replaced by one function that runs its `Gemm` on the caller's buffers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -6,8 +6,6 @@ Launches run one after another here, so stamps of who wrote and read each word o
 reached for too early, whatever the schedule.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The emulated device: memory, modules, launches."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

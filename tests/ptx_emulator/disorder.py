@@ -1,5 +1,6 @@
 """What hardware may do at any time and a fair scheduler never does: warps that are slow to go on behind a wait, peeks
-at a barrier that come too early, stores whose lanes and words land one after another."""
+at a barrier that come too early, stores whose lanes and words land one after another, copies that read global memory at
+once."""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ _MOST_ROUNDS = 64
 _POLLS = 4
 # Of peeks at a barrier whose phase goes on, those that do not wait for its end.
 _EARLY = 0.5
+# Of asynchronous copies, those that read their source when they are issued.
+_AT_ONCE = 0.5
 
 
 class Disorder:
@@ -69,6 +72,10 @@ class Disorder:
             return None
         bits = self.random.getrandbits(32 * count)
         return np.array([bits >> i & 1 for i in range(32 * count)], bool).reshape(32, count)
+
+    def reads_at_once(self) -> bool:
+        """Whether a copy that is issued now reads global memory now; else as late as it may."""
+        return self.share > 0 and self.random.random() < _AT_ONCE
 
     def _strikes(self) -> bool:
         return self.share > 0 and self.random.random() < self.share

@@ -1,7 +1,5 @@
 """The errors that stop an emulated launch."""
 
-from __future__ import annotations
-
 
 class EmulatorError(Exception):
     """A kernel did something wrong, or something the emulator does not model.
@@ -14,7 +12,7 @@ class EmulatorError(Exception):
         self.message = message
         self.where: str | None = None
 
-    def at(self, where: str) -> EmulatorError:
+    def at(self, where: str) -> "EmulatorError":
         """Name the place once: the innermost one wins."""
         if self.where is None:
             self.where = where

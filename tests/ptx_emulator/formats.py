@@ -4,8 +4,6 @@ A format is described by its exponent and mantissa widths; one encoder and one d
 `cvt`, OCP Microscaling Formats 1.0 (E2M1, E2M3, E3M2, E8M0) and OCP FP8 1.0 (E4M3, E5M2).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -241,11 +239,7 @@ def _packed(type_name: str) -> tuple[FloatFormat | _UE8M0, int, int]:
 
 
 def encode_packed(
-    type_name: str,
-    elements: list[NDArray[np.float32]],
-    rounding: str,
-    satfinite: bool,
-    relu: bool = False,
+    type_name: str, elements: list[NDArray[np.float32]], rounding: str, satfinite: bool, relu: bool = False
 ) -> NDArray[np.uint32]:
     """`cvt` to a packed type. `elements` in the order of the PTX operands: the first lands in the highest bits."""
     fmt, count, stride = _packed(type_name)

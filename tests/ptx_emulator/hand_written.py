@@ -1,7 +1,5 @@
 """Hand-written PTX for the checker's tests: a kernel around a body, and pieces that bodies share."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -7,6 +7,7 @@ generator.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -191,6 +192,8 @@ class Launch:
 
     def _clusters(self, preferred: Dim3) -> Iterator[tuple[Dim3, Dim3]]:
         """In the grid's order; where a preferred cluster would fit, that or the smaller ones in its place."""
+        if math.prod(preferred) > self.device.sm_count:
+            preferred = self.cluster_shape
         for first in _places((0, 0, 0), self.grid, preferred):
             last: Dim3 = tuple(min(f + p, g) for f, p, g in zip(first, preferred, self.grid, strict=True))  # type: ignore[assignment]
             whole = all(f + p == e for f, p, e in zip(first, preferred, last, strict=True))
@@ -240,11 +243,11 @@ class Launch:
     def run(self) -> Counters:
         """Run the grid to its end; raises EmulatorError with the place, or DeadlockError with who waits for what."""
         idle = 0
-        resident = max(1, self.device.sm_count * self.device.ctas_per_sm // int(np.prod(self.cluster_shape)))
+        places = self.device.sm_count * self.device.ctas_per_sm
         live: list[Cluster] = []
         with np.errstate(all="ignore"):
             while live or self.waiting:
-                while self.waiting and len(live) < resident:
+                while self.waiting and (not live or sum(self._occupied) + math.prod(self.waiting[0][1]) <= places):
                     self._start(live)
                 before = self.activity
                 self.disorder.next_round()

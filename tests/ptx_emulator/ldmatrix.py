@@ -4,8 +4,6 @@ A matrix is a set of rows of 16 bytes, each at an address that one lane supplies
 lanes [i * rows, (i + 1) * rows). Layouts: PTX ISA `ldmatrix`, `stmatrix`; the 8-bit forms are checked against CuTe.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """PTX text to tokens, and the bodies of its entries, which are most of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import NamedTuple

@@ -4,8 +4,6 @@ PTX ISA "Shared memory descriptor" and "Canonical layouts"; CuTe's `UMMA::SmemDe
 the same in code. An operand is a grid of 16-byte chunks, `rows` outside by `chunks` along its contiguous dimension.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,7 +35,7 @@ class MatrixDescriptor:
     swizzle: Swizzle
 
     @classmethod
-    def tcgen05(cls, value: int) -> MatrixDescriptor:
+    def tcgen05(cls, value: int) -> "MatrixDescriptor":
         """From the 64 bits that tcgen05.mma and tcgen05.cp take; refuses what is reserved or not modelled."""
         mode = value >> 61 & 7
         if mode not in _TCGEN05_SWIZZLES:
@@ -51,7 +49,7 @@ class MatrixDescriptor:
         return cls._of(value, _TCGEN05_SWIZZLES[mode])
 
     @classmethod
-    def wgmma(cls, value: int) -> MatrixDescriptor:
+    def wgmma(cls, value: int) -> "MatrixDescriptor":
         """From the 64 bits that wgmma.mma_async takes."""
         if value >> 46 & 7 or value >> 52 & 0x3FF:
             raise EmulatorError(f"matrix descriptor {value:#018x}: bits 46-48 and 52-61 must be zero")
@@ -60,7 +58,7 @@ class MatrixDescriptor:
         return cls._of(value, _WGMMA_SWIZZLES[value >> 62 & 3])
 
     @classmethod
-    def _of(cls, value: int, swizzle: Swizzle) -> MatrixDescriptor:
+    def _of(cls, value: int, swizzle: Swizzle) -> "MatrixDescriptor":
         def field(position: int) -> int:
             return (value >> position & 0x3FFF) << 4
 

@@ -1,7 +1,5 @@
 """Memory spaces: what the checker knows about every byte lives beside the byte."""
 
-from __future__ import annotations
-
 import bisect
 from typing import Any
 

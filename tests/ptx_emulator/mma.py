@@ -6,8 +6,6 @@ products and the accumulator, rounded once to the accumulator's type (the hardwa
 that the ISA leaves open, so results agree within accumulation error). Integers wrap, or saturate with `.satfinite`.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import lru_cache

@@ -5,8 +5,6 @@ clock's owner does next; barriers, mbarriers and waits join clocks. Two accesses
 that no clock orders are a race, whatever the schedule (as in FastTrack, Flanagan and Freund 2009).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PTX tokens to a Module: the dialect that nvcc 13 emits, scoped inline assembly included."""
 
-from __future__ import annotations
-
 import re
 import struct
 
@@ -41,7 +39,7 @@ _SKIPPED_LINES = {".version", ".address_size", ".file"}
 class _Scope:
     """Names visible between one pair of braces."""
 
-    def __init__(self, parent: _Scope | None, prefix: str) -> None:
+    def __init__(self, parent: "_Scope | None", prefix: str) -> None:
         self.parent = parent
         self.prefix = prefix
         self.registers: dict[str, Register] = {}

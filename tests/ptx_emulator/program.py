@@ -1,7 +1,5 @@
 """A function made ready to run: calls inlined, basic blocks, reconvergence points."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 from .errors import PtxSyntaxError, UnknownInstructionError

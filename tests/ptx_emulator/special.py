@@ -1,7 +1,5 @@
 """Special registers."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

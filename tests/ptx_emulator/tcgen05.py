@@ -7,8 +7,6 @@ data paths do, so a scale factor that was not replicated to all quarters is seen
 Not modelled, and refused: sparse and .ws variants, K = 96, narrow elements of A in tensor memory with kind::f8f6f4.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +67,7 @@ class InstructionDescriptor:
     b_scale_id: int = 0
 
     @classmethod
-    def decode(cls, value: int, kind: str) -> InstructionDescriptor:
+    def decode(cls, value: int, kind: str) -> "InstructionDescriptor":
         """Raises EmulatorError for reserved encodings, UnknownInstructionError for sparse or K = 96 ones."""
 
         def bits(low: int, count: int) -> int:

@@ -5,8 +5,6 @@ Management"); the 128 bytes it travels in are this emulator's own. Swizzles act 
 Not modelled, and refused: interleaved layouts, im2col, 64-byte swizzle atoms, swizzled rows shorter than the swizzle.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -199,7 +197,7 @@ class TensorMap:
         ).ljust(128, b"\0")
 
     @classmethod
-    def from_bytes(cls, data: bytes | Bytes) -> TensorMap:
+    def from_bytes(cls, data: bytes | Bytes) -> "TensorMap":
         """Inverse of `to_bytes`; raises EmulatorError where the memory holds no tensor map."""
         magic, rank, kind, interleave, swizzle, l2, fill, address, *rest = _PACKED.unpack(bytes(data)[: _PACKED.size])
         if magic != _MAGIC:

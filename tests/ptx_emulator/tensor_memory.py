@@ -3,8 +3,6 @@
 An address is lane << 16 | column. Fragment layouts: PTX ISA "Data movement shape"; checked against CuTe's copy atoms.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

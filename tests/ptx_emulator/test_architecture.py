@@ -1,7 +1,5 @@
 """Launches that CUDA refuses, instructions that an architecture lacks, descriptors with reserved bits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -85,6 +83,8 @@ def test_preferred_clusters_are_taken_or_not() -> None:
         assert all(len(set(sizes[i : i + 4])) == 1 for i in (0, 4))
         seen |= {sizes[0], sizes[4]}
     assert seen == {2, 4}
+    too_large: dict[str, Any] = {"cluster": (1, 1, 1), "preferred_cluster": (4, 1, 1), "sm_count": 2}
+    assert all(launch((4, 1, 1), body=WRITE_SIZE, seed=seed, **too_large)[:4] == [1] * 4 for seed in range(6))
 
 
 @pytest.mark.parametrize(

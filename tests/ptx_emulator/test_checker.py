@@ -1,7 +1,5 @@
 """Hand-written PTX that is wrong in one way each: the checker says which."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

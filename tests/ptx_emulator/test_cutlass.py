@@ -1,7 +1,5 @@
 """CUTLASS's NVFP4 GEMM kernels, known to be right on hardware, come out right; broken ones do not."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +16,7 @@ from ptx_emulator.ir import Instruction
 from ptx_emulator.program import EXIT
 from ptx_emulator.shim import TARGETS, Gpu, Program
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 ONE_CTA = {"Shape<_256,_256,_256>": "Shape<_128,_128,_256>", "Shape<_2,_4,_1>": "Shape<_1,_1,_1>"}
 # example, target, replaced shapes

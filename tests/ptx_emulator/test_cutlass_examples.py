@@ -1,7 +1,5 @@
 """CUTLASS's examples, whole and unmodified: each checks its own result against its own reference, and says so."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -13,7 +11,7 @@ import pytest
 from ptx_emulator.errors import EmulatorError
 from ptx_emulator.shim.toolkit import cutlass_includes, find_toolkit
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 ALL = "TRT_NVFP4_CUTLASS_EXAMPLES"
 
 
@@ -30,7 +28,7 @@ class Example:
     groups: str | None = None
 
 
-# Each compiles for one to four minutes. What CI runs is what this project's kernels are made of and test_cutlass.py
+# Each compiles for one to four minutes. Nightly runs take what this project's kernels are made of and test_cutlass.py
 # does not run: wgmma in FP8, NVFP4 outputs.
 HOPPER_FP8, NVFP4_OUTPUT = (
     Example(

@@ -1,7 +1,5 @@
 """Kernels that may start before those before them end, and what they do before griddepcontrol.wait."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """What hardware may do at any time: kernels that count on luck fail by some seed, those that do not pass by all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -111,3 +109,25 @@ def test_words_of_a_store_land_one_after_another() -> None:
     assert outcomes(FLAG.format(read=0), new, 64, 0.5) == {"right"}
     assert outcomes(FLAG.format(read=4), new, 64, 0.0) == {"right"}  # in one piece, by luck
     assert "wrong" in outcomes(FLAG.format(read=4), new, 64, 0.9)
+
+
+# Each thread overwrites a word behind the issue of its copy.
+COPY = """
+    cp.async.ca.shared.global [%r5], [%rd3], 4;
+    {wait}
+    st.global.u32 [%rd3], 777;
+    cp.async.wait_all;
+    ld.shared.u32 %r8, [%r5];
+    st.global.u32 [%rd3], %r8;
+"""
+
+
+def test_copies_read_early_or_late() -> None:
+    def copied_the_old(words: NDArray[np.uint32]) -> bool:
+        return bool((words[:32] == np.arange(32)).all())
+
+    body = COPY.format(wait="")
+    assert outcomes(body, copied_the_old, 32, 0.0) == {"wrong"}
+    assert outcomes(body, copied_the_old, 32, 0.3) == {"right", "wrong"}
+    waited = COPY.format(wait="cp.async.wait_all;")
+    assert outcomes(waited, copied_the_old, 32, 0.3) == {"right"}

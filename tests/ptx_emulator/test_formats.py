@@ -1,7 +1,5 @@
 """Format conversions against ml_dtypes, NumPy and the definitions of the PTX ISA."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

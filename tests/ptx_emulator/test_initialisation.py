@@ -1,7 +1,5 @@
 """What is used before its initialisation: barriers, registers, local memory; barriers that others cannot see yet."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -13,10 +11,7 @@ FENCE = "fence.mbarrier_init.release.cluster;"
 ARRIVE = "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r3];"
 
 
-@pytest.mark.parametrize(
-    "fence",
-    [FENCE, "fence.proxy.async.shared::cta;", "fence.proxy.async;"],
-)
+@pytest.mark.parametrize("fence", [FENCE, "fence.proxy.async.shared::cta;", "fence.proxy.async;"])
 def test_a_copy_completes_on_a_barrier_that_a_fence_made_visible(fence: str) -> None:
     read = "ld.shared.u32 %r7, [%r5+1024]; st.global.u32 [%rd3], %r7;"
     run(INIT + fence + "bar.sync 0;" + BULK_LOAD + WAIT + read)

@@ -1,7 +1,5 @@
 """CUDA C++ kernels compiled by nvcc, run through the runtime shim, against numpy."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from pathlib import Path

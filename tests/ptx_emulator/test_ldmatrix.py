@@ -1,7 +1,5 @@
 """`ldmatrix` and `stmatrix` against CuTe's copy atoms and the element rules of the PTX ISA."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """`mma.sync` on random fragments, placed by CuTe's layouts, against float64 matrix products."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

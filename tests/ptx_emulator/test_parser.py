@@ -1,7 +1,5 @@
 """The parser and the control-flow analysis on PTX of the shapes that nvcc emits."""
 
-from __future__ import annotations
-
 import re
 import struct
 

@@ -1,16 +1,9 @@
 """Accesses of shared and tensor memory that nothing orders, in hand-written PTX: reported whatever the schedule."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from ptx_emulator.errors import (
-    EmulatorError,
-    MemoryFault,
-    ProxyFenceError,
-    RaceError,
-)
+from ptx_emulator.errors import EmulatorError, MemoryFault, ProxyFenceError, RaceError
 from ptx_emulator.hand_written import BARRIER, WAIT, WRITE_AND_STORE, run
 
 EXCHANGE = """

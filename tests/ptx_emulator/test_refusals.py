@@ -1,7 +1,5 @@
 """Most of what docs/ptx_emulator.md says is refused: each stops with its text, none is executed as something else."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

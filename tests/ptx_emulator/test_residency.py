@@ -1,7 +1,5 @@
 """CTAs that an SM holds at a time share its tensor memory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

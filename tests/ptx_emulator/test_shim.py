@@ -1,7 +1,5 @@
 """Host code against the runtime shim: small programs compiled by nvcc, launched in the emulator."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess
@@ -213,11 +211,11 @@ def test_a_fat_binary_without_the_architecture(program: Program) -> None:
     b = np.zeros(4, np.float32)
     program.call("run_scale", b, b, 4, 1.0)
     (image,) = program.gpu._modules
-    assert ".target sm_120a" in ptx_of(image, (12, 0))
+    assert ".target sm_120a" in ptx_of(image, (12, 0), {})
     with pytest.raises(EmulatorError, match=r"no PTX for compute capability 90; PTX found for \[120\]"):
-        ptx_of(image, (9, 0))
+        ptx_of(image, (9, 0), {})
     with pytest.raises(EmulatorError, match="no fat binary"):
-        ptx_of(ctypes.addressof(ctypes.create_string_buffer(64)), (12, 0))
+        ptx_of(ctypes.addressof(ctypes.create_string_buffer(64)), (12, 0), {})
 
 
 def test_host_buffers_can_be_exposed(program: Program) -> None:

@@ -1,7 +1,5 @@
 """tcgen05 MMAs on operands that CuTe's layouts placed, against float64 products."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

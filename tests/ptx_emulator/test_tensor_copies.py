@@ -1,7 +1,5 @@
 """Tensor copies issued from hand-written PTX: gathers, edited tensor maps, reductions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -76,16 +74,15 @@ def matrix() -> NDArray[np.uint32]:
     return np.random.default_rng(5).integers(0, 2**31, (10, 8), np.uint32)
 
 
-def test_box(matrix: NDArray[np.uint32]) -> None:
-    body = _LOAD.format(mode="", map="%rd1", at="{%r10, %r6}") + _WAIT_AND_COPY_OUT
-    result = launch(body, (4, 4), matrix, np.zeros(16, np.uint32))
-    np.testing.assert_array_equal(result.reshape(4, 4), matrix[2:6, 4:8])
-
-
-def test_gather_of_four_rows(matrix: NDArray[np.uint32]) -> None:
-    body = _LOAD.format(mode="::gather4", map="%rd1", at="{%r10, %r6, %r8, %r7, %r9}") + _WAIT_AND_COPY_OUT
-    result = launch(body, (4, 1), matrix, np.zeros(16, np.uint32))
-    np.testing.assert_array_equal(result.reshape(4, 4), matrix[[2, 6, 1, 9], 4:8])
+@pytest.mark.parametrize(
+    ("mode", "at", "box", "rows"),
+    [("", "{%r10, %r6}", (4, 4), [2, 3, 4, 5]), ("::gather4", "{%r10, %r6, %r8, %r7, %r9}", (4, 1), [2, 6, 1, 9])],
+)
+def test_four_rows(mode: str, at: str, box: tuple[int, int], rows: list[int], matrix: NDArray[np.uint32]) -> None:
+    """Rows of a box, and rows that are gathered."""
+    body = _LOAD.format(mode=mode, map="%rd1", at=at) + _WAIT_AND_COPY_OUT
+    result = launch(body, box, matrix, np.zeros(16, np.uint32))
+    np.testing.assert_array_equal(result.reshape(4, 4), matrix[rows, 4:8])
 
 
 def test_map_edited_in_shared_memory_and_published(matrix: NDArray[np.uint32]) -> None:

@@ -1,7 +1,5 @@
 """Box copies against element-by-element definitions, on random tensors with boxes that stick out on every side."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

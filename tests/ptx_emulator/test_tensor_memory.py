@@ -1,7 +1,5 @@
 """Tensor memory: fragments against CuTe's copy atoms, allocation, and what a kernel may not do."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """`wgmma` on operands that CuTe's SM90 layouts placed, against float64 products."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

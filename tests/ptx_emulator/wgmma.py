@@ -4,8 +4,6 @@ B, and A unless it is in registers, are read through matrix descriptors; registe
 m16n8, repeated along N. Arithmetic as in mma.py.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ repetitions, split by module and topic into text to train on and text held out. 
 committed files again: python3.13 corpus.py
 """
 
-from __future__ import annotations
-
 import ast
 import random
 import sysconfig

@@ -8,8 +8,6 @@ quantization shows. On one H200 both take about two minutes:
 Seeds are fixed; other GPUs and versions round differently, so weights trained again are alike, not equal.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import random

@@ -1,1 +1,1 @@
-"""What all packages share: files, ONNX Runtime sessions, number formats, errors."""
+"""Code that all packages share: files, ONNX Runtime sessions, number formats, errors."""

@@ -4,8 +4,6 @@ It is in a domain of its own and has a body that hands the tensor on, so that ON
 one rank of one. TensorRT goes by the operator's name and makes an `IDistCollectiveLayer` (seen with TensorRT-RTX 1.7).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import onnx
@@ -15,7 +13,7 @@ DOMAIN, NAME = "trt_nvfp4.ranks", "DistCollective"
 
 
 def attributes(ranks: int) -> dict[str, Any]:
-    """Of the sum over all `ranks`."""
+    """Attributes of the sum over all `ranks`."""
     reduce = {"collective_operation": "all_reduce", "reduce_op": "sum"}
     return {**reduce, "root": -1, "group_size": 0, "nb_rank": ranks}
 

@@ -1,19 +1,17 @@
 """ONNX Runtime on the CPU for models as large as memory: weights stay in their file, and no copy of them is made."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
 import onnx
 
 from trt_nvfp4.common.nested_graphs import nested
-from trt_nvfp4.common.onnx_runtime import lacks_caches, onnxruntime
+from trt_nvfp4.common.onnx_runtime import onnxruntime, unsupported_operator
 from trt_nvfp4.errors import TrtNvfp4Error
 
-#: Optimizers of ONNX Runtime's that are not used. The first would hold a decoded copy of every weight; the next two
-#: join what quantizes with the Relu or Clip in front of it, and know integers alone: of FP8, one drops the Relu and one
-#: fails. The last one moves Transposes through a cubic Resize, which then fails, as it takes no such layout.
+#: Optimizers of ONNX Runtime that are disabled. The first would hold a decoded copy of every weight; the next two fuse
+#: quantization with the Relu or Clip in front of it, and know only integers: with FP8 one drops the Relu and one fails.
+#: The last one moves Transposes through a cubic Resize, which then fails, as it takes no such layout.
 DISABLED = ("ConstantFolding", "ReluQuantRewrite", "ClipQuantRewrite", "TransposeOptimizer_CPUExecutionProvider")
 
 
@@ -26,8 +24,8 @@ class TooOldError(TrtNvfp4Error):
 def cpu_session(model: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSession:
     """A session of `model`, widened (see `widen`), whose external data lies in `folder`; nodes of one name get others
     in `model`. Raises ONNX Runtime's own errors, which have no common base but Exception; TooOldError."""
-    nodes = (node for graph in nested(model.graph) for node in graph.node)
-    if any(node.op_type == "TensorScatter" and not node.domain for node in nodes) and (why := lacks_caches()):
+    operators = {node.op_type for graph in nested(model.graph) for node in graph.node if not node.domain}
+    for why in filter(None, map(unsupported_operator, sorted(operators))):
         raise TooOldError(why)
     _name_nodes_apart(model)
     options = onnxruntime.SessionOptions()

@@ -1,6 +1,4 @@
-"""What calibration raises when its inputs are at fault."""
-
-from __future__ import annotations
+"""The exception of calibration for inputs at fault."""
 
 from trt_nvfp4.errors import TrtNvfp4Error
 

@@ -1,7 +1,5 @@
 """The one way to files that a model, a checkpoint or a manifest names: regular files inside its own folder only."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,7 +30,11 @@ def inside(folder: Path, name: str) -> Path:
         raise ValueError(f"{folder / name}: cannot be resolved: its links lead in a circle")
     if not any(root in file.parents for root in _roots(folder)):
         raise ValueError(f"{folder / name} lies outside the model's folder, at {file}; put the file itself there")
-    if file.exists() and not file.is_file():
+    try:
+        is_other = file.exists() and not file.is_file()
+    except OSError as error:  # a name that is too long
+        raise ValueError(f"{name[:40]}...: {error.strerror}; expected the name of a file") from error
+    if is_other:
         raise ValueError(f"{folder / name} is a folder, a pipe or a device; expected a regular file")
     return file
 

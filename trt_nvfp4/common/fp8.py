@@ -1,7 +1,5 @@
 """FP8 E4M3 matrices (OCP 8-bit Floating Point 1.0) with one scale per channel."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from trt_nvfp4.plugins.ops.number_formats import e4m3_round

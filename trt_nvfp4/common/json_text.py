@@ -1,14 +1,49 @@
-"""Text and JSON from files that anybody may have made."""
+"""Texts, JSON and caches from files that anybody may have made, and whether such a file is one to read."""
 
 from __future__ import annotations
 
 import json
+import resource
+import stat
 from pathlib import Path
 from typing import Any
 
 # Characters. Plans, reports and manifests of the largest models have a few millions; JSON takes up to twenty times as
 # many bytes in memory.
 _MOST = 64 << 20
+# Bytes: kernels of the largest engines take a hundred million.
+_MOST_OF_CACHE = 2 << 30
+
+
+def check_ordinary(path: Path) -> int:
+    """The bytes of an ordinary file. Raises ValueError for a device or a pipe, which may never end; OSError where there
+    is no such file."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        raise ValueError("not an ordinary file")
+    return found.st_size
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a cache; b"" without one. Raises ValueError for a device or a pipe, and for a file larger than any
+    cache; OSError where it cannot be read."""
+    if not path.exists():
+        return b""
+    if (size := check_ordinary(path)) > _MOST_OF_CACHE:
+        raise ValueError(f"it takes {size >> 20} MB, which no such file does")
+    return path.read_bytes()
+
+
+def check_memory(size: int) -> None:
+    """Raises ValueError where `size` bytes are more than this process may still take."""
+    import psutil  # bundles carry this module, and devices need not have it
+
+    free = psutil.virtual_memory().available
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        free = min(free, limit - psutil.Process().memory_info().vms)
+    if size > free:
+        raise ValueError(f"it takes {size >> 20} MB of memory, and {max(0, free) >> 20} MB are free")
 
 
 def parse_json(text: str) -> Any:
@@ -20,8 +55,9 @@ def parse_json(text: str) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises ValueError for what is not UTF-8, and for what does not end, as a device, or is larger
-    than any such file; OSError where it cannot be read."""
+    """The text of a file. Raises ValueError for what is not UTF-8, is not an ordinary file, or is larger than any such
+    file; OSError where it cannot be read."""
+    check_ordinary(path)
     with path.open(encoding="utf-8") as file:
         text = file.read(_MOST + 1)
     if len(text) > _MOST:

@@ -21,7 +21,7 @@ from typing import Any
 MEMORY = 2 << 30
 # The C library of this process. Loaded before any fork.
 _LIBC = ctypes.CDLL(None)
-# Of linux/prctl.h: the signal that a process gets when its parent ends.
+# PR_SET_PDEATHSIG of linux/prctl.h: the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
 # Bytes of a result.
 _LARGEST = 1 << 30
@@ -33,7 +33,7 @@ _FORKING = threading.RLock()
 with suppress(ImportError):
     import filelock  # noqa: F401
 os.register_at_fork(before=_FORKING.acquire, after_in_parent=_FORKING.release, after_in_child=_FORKING.release)
-# Errors whose text alone says little: a key, or nothing.
+# Errors whose text says little by itself: a key, or nothing.
 _TERSE = (AssertionError, LookupError)
 
 
@@ -46,8 +46,8 @@ class UnfinishedError(LimitError):
 
 
 def limited(function: Callable[[], Any], seconds: float, memory: int | None = None) -> Any:
-    """What `function` returns, as JSON has it. It runs in a fork of this process, so that nothing that it changes
-    lasts, and should compute in Python, or on one thread, alone: no other thread goes on there.
+    """The result of `function`, converted to JSON and back. It runs in a fork of this process, so that nothing that it
+    changes lasts, and should compute only in Python, or on one thread: no other thread goes on there.
 
     `memory`: bytes that it may take beside what this process has; `MEMORY` unless given. Raises LimitError, as
     UnfinishedError where that says nothing of `function`.
@@ -148,7 +148,7 @@ def _read(reader: int, seconds: float) -> bytes | None:
     """All that comes; None where it does not end in time. Raises LimitError where too much comes."""
     parts: list[bytes] = []
     deadline, size = time.monotonic() + seconds, 0
-    ready = select.poll()  # takes any descriptor, where select takes those below 1024 alone
+    ready = select.poll()  # takes any descriptor, where select takes only those below 1024
     ready.register(reader, select.POLLIN)
     while ready.poll(max(deadline - time.monotonic(), 0) * 1000):
         part = os.read(reader, 1 << 20)

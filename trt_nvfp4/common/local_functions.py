@@ -1,7 +1,5 @@
 """A model's local functions, inlined alike wherever tensors inside them are named."""
 
-from __future__ import annotations
-
 import onnx
 import onnx.inliner
 

@@ -1,7 +1,5 @@
 """The graphs in the attributes of an ONNX model's nodes: the bodies of control flow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from onnx import GraphProto, NodeProto

@@ -1,17 +1,27 @@
 """NVFP4 tensors: quantize, dequantize. The format is described in `trt_nvfp4.plugins.ops.number_formats`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from trt_nvfp4.common.finite import finite_amax
 from trt_nvfp4.plugins.ops import number_formats
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 _CHUNK = 1 << 19  # elements in work at a time: float32 intermediates stay within a CPU's cache
+
+
+def finite_amax(x: Tensor, what: str) -> Tensor:
+    """max |x| (float32 scalar; 0 of an empty tensor). Raises ValueError, beginning with `what` and naming the first
+    position, where x holds NaN or Inf or a value beyond float32. Makes no copy of x unless it raises."""
+    if x.numel() == 0:
+        return torch.zeros((), device=x.device)
+    low, high = torch.aminmax(x)
+    amax = torch.maximum(low.float().abs(), high.float().abs())
+    if not amax.isfinite():
+        position = tuple((~x.float().isfinite()).nonzero()[0].tolist())
+        raise ValueError(f"{what}: x{list(position)} is {x[position].item()}; expected finite float32 values")
+    return amax
 
 
 def quantize(x: Tensor, tensor_scale: Tensor | float | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,6 +57,15 @@ def quantize(x: Tensor, tensor_scale: Tensor | float | None = None) -> tuple[Ten
         packed.view(-1)[part.start // 2 : part.stop // 2] = number_formats.pack(codes)
         block_scales.view(-1)[part.start // BLOCK : part.stop // BLOCK] = scales
     return packed, block_scales, scale
+
+
+def is_zero(packed: Tensor, block_scales: Tensor) -> bool:
+    """Whether all values of an NVFP4 tensor are 0 by their codes or their block scales, whatever its tensor scale is.
+
+    Args:
+        packed: uint8 [..., K/2]. block_scales: float8_e4m3fn [..., K/16]; NaN counts where the codes are not 0.
+    """
+    return packed.dtype == torch.uint8 and not ((packed & 0x77).any() and (block_scales.float() != 0).any())
 
 
 def dequantize(

@@ -1,7 +1,5 @@
 """ONNX's own passes over graphs that anybody may have made run in a process of its own: some graphs end it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +15,7 @@ _COPIES = 8
 
 
 def with_onnx(function: Callable[[], Any], size: int) -> Any:
-    """What `function` returns, as JSON has it, after it gave ONNX a graph of `size` bytes.
+    """The result of `function`, converted to JSON and back, which gives ONNX a graph of `size` bytes.
 
     Raises LimitError: it raised an error, whose text this has, took too long or too much memory, or died.
     """
@@ -25,7 +23,7 @@ def with_onnx(function: Callable[[], Any], size: int) -> Any:
 
 
 def changed_by_onnx(change: Callable[[onnx.ModelProto], onnx.ModelProto], proto: onnx.ModelProto) -> onnx.ModelProto:
-    """What `change` makes of `proto`, which should not hold large weights. Raises LimitError as `with_onnx`."""
+    """`proto`, which should not hold large weights, as `change` returns it. Raises LimitError as `with_onnx`."""
     with open(os.memfd_create("graph"), "r+b") as file:
 
         def run() -> None:

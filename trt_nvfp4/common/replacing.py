@@ -36,6 +36,14 @@ def has_hard_links(folder: Path) -> bool:
     return True
 
 
+def link_or_copy(source: Path, destination: Path) -> None:
+    """Give a file a second name, or copy it where the file system has no hard links."""
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copy(source, destination)
+
+
 @contextlib.contextmanager
 def made_folder(folder: Path) -> Iterator[None]:
     """Make `folder`, and those above it, for the work inside; those made that hold nothing when it ends go again.
@@ -55,7 +63,7 @@ def made_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch(parent: Path | None) -> Iterator[Path]:
-    """Yield a new folder in `parent`, or where the system has its own, for this user alone and of a name that nobody
+    """Yield a new folder in `parent`, or where the system has its own, only for this user and of a name that nobody
     can know before; it is removed at the end, and by the next run if this one is killed. Raises OSError."""
     parent = Path(tempfile.gettempdir()) if parent is None else parent
     remove_left(parent)

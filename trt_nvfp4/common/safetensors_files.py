@@ -1,7 +1,5 @@
 """The tensors of a safetensors file, or of a folder of them, read one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +10,16 @@ from torch import Tensor
 
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.external_data import inside
-from trt_nvfp4.common.json_text import read_json
+from trt_nvfp4.common.json_text import check_ordinary, read_json
 
+_LFS_POINTER = b"version https://git-lfs."
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 
 
 class SafetensorsFiles(Mapping[str, Path]):
-    """Which file holds each tensor; nothing is read but the headers until a tensor is asked for.
+    """The file of each tensor; only headers are read until `read` is called.
 
-    Raises CalibrationError for files that are no safetensors, incomplete or not there, and for an index that names
+    Raises CalibrationError for files that are not safetensors, incomplete or missing, and for an index that names
     others than lie beside it.
     """
 
@@ -55,7 +54,7 @@ class SafetensorsFiles(Mapping[str, Path]):
             return str(file.get_slice(name).get_dtype())
 
     def metadata(self, name: str) -> dict[str, str]:
-        """What the file that holds a tensor says beside its tensors."""
+        """The metadata of the file that holds a tensor."""
         with self._file(name) as file:
             return file.metadata() or {}
 
@@ -74,8 +73,13 @@ class SafetensorsFiles(Mapping[str, Path]):
 @contextmanager
 def _readable(file: Path) -> Iterator[None]:
     try:
+        check_ordinary(file)
         yield
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
+        if file.is_file() and file.stat().st_size < 1024 and file.read_bytes().startswith(_LFS_POINTER):
+            raise CalibrationError(
+                f"{file}: a Git LFS pointer in place of the file; fetch it with git lfs pull"
+            ) from error
         raise CalibrationError(
             f"{file}: not a safetensors file, or an incomplete one (then download it again): {error}"
         ) from error
@@ -90,7 +94,7 @@ def _tensor_files(path: Path) -> dict[str, Path]:
         found = _indexed_files(index)
         if whole.is_file() and whole.resolve() not in found.values():
             raise CalibrationError(
-                f"{path}: holds {_WHOLE} and {_INDEX}, which lists other files; keep the checkpoint's own files alone "
+                f"{path}: holds {_WHOLE} and {_INDEX}, which lists other files; keep only the checkpoint's own files "
                 "in the folder"
             )
         return found
@@ -104,8 +108,8 @@ def _tensor_files(path: Path) -> dict[str, Path]:
         for name in _names(file):
             if name in tensors:
                 raise CalibrationError(
-                    f"{path}: tensor {name} is in {tensors[name].name} and in {file.name}; keep the checkpoint's own "
-                    f"files alone in the folder, or add its {_INDEX}"
+                    f"{path}: tensor {name} is in {tensors[name].name} and in {file.name}; keep only the checkpoint's "
+                    f"own files in the folder, or add its {_INDEX}"
                 )
             tensors[name] = file
     return tensors

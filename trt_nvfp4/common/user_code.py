@@ -1,7 +1,5 @@
 """Runs a Python file that the user named."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -12,9 +10,10 @@ from types import ModuleType
 
 @contextmanager
 def running(file: Path, purpose: str) -> Iterator[ModuleType]:
-    """The module that `file` is, once it has run; inside the block it may import what lies beside it.
+    """Run `file` and yield its module. Within the block, the module may import other modules of its folder.
 
-    `purpose` keeps its name apart from other modules'. Raises whatever the file raises.
+    `purpose` is put in front of the module's name, so that no other module has that name. Raises whatever the file
+    raises.
     """
     spec = importlib.util.spec_from_file_location(f"{purpose}_{file.stem}", file)
     assert spec is not None

@@ -1,7 +1,5 @@
 """bfloat16 models for ONNX Runtime's CPU provider, which has hardly a bfloat16 kernel: compute them in float32."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import numpy as np

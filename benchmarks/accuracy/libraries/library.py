@@ -1,7 +1,5 @@
 """What the comparison needs of another library."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ layer, on inputs that earlier layers have quantized, and orders columns by activ
 scales as ours does, in its own choice of places. Experts are linears of their own, as in its own models.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
@@ -27,8 +25,8 @@ RECIPES = {
     "max": ("max", ("round", None)),
     "mse": ("mse", ("round", "nvfp4_expanded_mse")),
     "awq": ("max+awq", ("awq", None)),
-    "gptq": ("max+gptq+activation-order", ("gptq", None)),
-    "gptq on mse": ("mse+gptq+activation-order", ("gptq", "nvfp4_expanded_mse")),
+    "gptq": ("max+gptq", ("gptq", None)),
+    "gptq on mse": ("mse+gptq", ("gptq", "nvfp4_expanded_mse")),
 }
 
 

@@ -4,8 +4,6 @@ is its own. Its AWQ scales every linear, by a product at run time; ours scales t
 precedes them, and costs nothing at run time.
 """
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 

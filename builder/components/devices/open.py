@@ -1,20 +1,19 @@
 """Which device the parts of a model run on here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
-from trt_nvfp4.builder.components.devices.device import Device, OnnxDevice
+from trt_nvfp4.builder.components.devices.device import Device
+from trt_nvfp4.builder.components.devices.onnx_device import OnnxDevice
 from trt_nvfp4.builder.components.manifest import Manifest
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.cuda.driver import local_compute_capability
+from trt_nvfp4.builder.errors import UsageError
 from trt_nvfp4.builder.generate.open import RunnerName
-from trt_nvfp4.builder.tensorrt.backend import local_compute_capability
 
 
 def open_device(folder: Path, manifest: Manifest, runner: RunnerName = "auto") -> Device:
-    """What `runner` names; auto: this machine's GPU where every part has an engine there, else ONNX Runtime.
+    """The device that `runner` names; auto: this machine's GPU where every part has an engine, else ONNX Runtime.
 
-    Raises BuilderError as those do, and (usage) for tensorrt where a part has no engine.
+    Raises BuilderError as those do, and UsageError for tensorrt where a part has no engine.
     """
     files = {part.name: _engine_of(folder, part.name) for part in manifest.parts}
     missing = [part for part, file in files.items() if not file.is_file()]
@@ -23,10 +22,9 @@ def open_device(folder: Path, manifest: Manifest, runner: RunnerName = "auto") -
 
         return TorchDevice(folder, manifest)
     if runner == "tensorrt" and missing:
-        raise BuilderError(
-            USAGE,
+        raise UsageError(
             f"--runner tensorrt: {folder}: the part {missing[0]!r} has no engine; build it (build_engine.py of a "
-            "bundle), or leave the option out",
+            "bundle), or leave the option out"
         )
     if runner == "onnxruntime" or (runner == "auto" and (missing or local_compute_capability() is None)):
         return OnnxDevice(folder, manifest)

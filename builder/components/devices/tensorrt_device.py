@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from trt_nvfp4.builder.components.manifest import Manifest, Port
-from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, BuilderError
-from trt_nvfp4.builder.generate.cuda import Cuda, recorded
+from trt_nvfp4.builder.cuda.runtime import Cuda, recorded
+from trt_nvfp4.builder.errors import BuildFailedError, ModelFaultError, UsageError
 from trt_nvfp4.builder.tensorrt.load import load_engine
 
 # The manifest's types by TensorRT's.
@@ -44,7 +43,7 @@ class DeviceTensor:
 
 @dataclass(frozen=True)
 class _Run:
-    """What a recorded graph holds for: a part in a profile, with shapes and addresses of all its tensors."""
+    """The key of a recorded graph: a part in a profile, with shapes and addresses of all its tensors."""
 
     part: str
     profile: int
@@ -56,7 +55,7 @@ class TensorRTDevice:
     """Engines by the name of their part."""
 
     def __init__(self, name: str, engines: Mapping[str, Any], trt: Any, manifest: Manifest, cuda: Cuda) -> None:
-        """`engines` are ICudaEngines of the module `trt`. Raises BuilderError (model) for one that is not the part that
+        """`engines` are ICudaEngines of the module `trt`. Raises ModelFaultError for one that is not the part that
         the manifest describes."""
         self.name, self._engines, self._trt, self._cuda = name, engines, trt, cuda
         for part in manifest.parts:
@@ -69,7 +68,7 @@ class TensorRTDevice:
         self._staged: dict[str, np.ndarray] = {}
 
     def put(self, name: str, array: np.ndarray, port: Port) -> DeviceTensor:
-        stored = np.ascontiguousarray(array, _numpy(port.dtype))
+        stored = np.asarray(array, _numpy(port.dtype), order="C")
         tensor = DeviceTensor(self._buffer(name, stored.nbytes), stored.shape, port.dtype)
         self._staged[name] = stored  # until it is copied
         self._cuda.to_device(tensor.address, stored)
@@ -87,8 +86,8 @@ class TensorRTDevice:
         context = self._context(part, profile)
         for name, tensor in feeds.items():
             if not context.set_input_shape(name, tensor.shape):
-                raise BuilderError(
-                    BUILD_FAILED, f"{self.name}: {part}: input {name} does not take the shape {list(tensor.shape)}"
+                raise BuildFailedError(
+                    f"{self.name}: {part}: input {name} does not take the shape {list(tensor.shape)}"
                 )
         found = {}
         for name in _tensors(engine):
@@ -113,6 +112,15 @@ class TensorRTDevice:
         engine = self._engines[part]
         shapes = (engine.get_tensor_profile_shape(name, i)[2] for i in range(engine.num_optimization_profiles))
         return max(int(most[axis]) for most in shapes)
+
+    def copy_row(self, tensor: DeviceTensor, axis: int, source: int | None, target: int) -> None:
+        size, rows = _size(tensor.shape[axis + 1 :], tensor.dtype), tensor.shape[axis]
+        for block in range(math.prod(tensor.shape[:axis])):
+            begin = tensor.address + block * rows * size
+            if source is None:
+                self._cuda.clear(begin + target * size, size)
+            else:
+                self._cuda.on_device(begin + target * size, begin + source * size, size)
 
     def get(self, tensor: DeviceTensor) -> np.ndarray:
         array = np.empty(tensor.shape, _numpy(tensor.dtype))
@@ -141,7 +149,7 @@ class TensorRTDevice:
         return address
 
     def _profile(self, part: str, feeds: Mapping[str, DeviceTensor]) -> int:
-        """Of the profiles that take these shapes the one with the fewest values."""
+        """The profile with the fewest values among those that take these shapes."""
         engine = self._engines[part]
         sizes = {}
         for index in range(engine.num_optimization_profiles):
@@ -150,9 +158,8 @@ class TensorRTDevice:
                 sizes[index] = sum(math.prod(high) for _, _, high in ranges.values())
         if not sizes:
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in feeds.items())
-            raise BuilderError(
-                USAGE,
-                f"{self.name}: no profile of the engine {part} takes {shapes}; build it with --max-shapes that do",
+            raise UsageError(
+                f"{self.name}: no profile of the engine {part} takes {shapes}; build it with --max-shapes that do"
             )
         return min(sizes, key=lambda index: sizes[index])
 
@@ -161,7 +168,7 @@ class TensorRTDevice:
         if context is None:
             context = self._engines[part].create_execution_context()
             if context is None or not context.set_optimization_profile_async(profile, self._cuda.stream):
-                raise BuilderError(BUILD_FAILED, f"{self.name}: TensorRT has no memory for running {part}")
+                raise BuildFailedError(f"{self.name}: TensorRT has no memory for running {part}")
             self._contexts[part, profile] = context
         return context
 
@@ -173,11 +180,11 @@ class TensorRTDevice:
         self._last[place] = run
         self._runs[run] += 1
         if run not in self._graphs and self._runs[run] > 1 and same_shapes:
-            self._graphs[run] = recorded(self._cuda, context)
+            self._graphs[run] = recorded(self._cuda, lambda: bool(context.execute_async_v3(self._cuda.stream)))
         if self._graphs.get(run) is not None:
             self._cuda.launch(self._graphs[run])
         elif not context.execute_async_v3(self._cuda.stream):
-            raise BuilderError(BUILD_FAILED, f"{self.name}: TensorRT could not run {run.part}")
+            raise BuildFailedError(f"{self.name}: TensorRT could not run {run.part}")
 
 
 def open_engines(folder: Path, manifest: Manifest, files: Mapping[str, Path]) -> TensorRTDevice:
@@ -191,16 +198,14 @@ def open_engines(folder: Path, manifest: Manifest, files: Mapping[str, Path]) ->
 def _check(where: str, part: str, engine: Any, ports: Mapping[str, Port]) -> None:
     names = _tensors(engine)
     if odd := sorted(names ^ ports.keys()):
-        what = "is none of the manifest's" if odd[0] in names else "is missing among the engine's tensors"
-        raise BuilderError(MODEL_AT_FAULT, f"{where}: {part}: {odd[0]} {what}; build the parts together")
+        what = "is not in the manifest" if odd[0] in names else "is missing among the engine's tensors"
+        raise ModelFaultError(f"{where}: {part}: {odd[0]} {what}; build the parts together")
     for name, port in ports.items():
         dims = ["?" if int(dim) < 0 else int(dim) for dim in engine.get_tensor_shape(name)]
         kind = engine.get_tensor_dtype(name).name
         found = Port(_NAMES.get(kind, kind), dims)
         if not port.takes(found):
-            raise BuilderError(
-                MODEL_AT_FAULT, f"{where}: {part}: {name} is {found}, expected {port}; build the parts together"
-            )
+            raise ModelFaultError(f"{where}: {part}: {name} is {found}, expected {port}; build the parts together")
 
 
 def _tensors(engine: Any) -> set[str]:
@@ -212,8 +217,13 @@ def _within(shape: tuple[int, ...], low: Any, high: Any) -> bool:
 
 
 def _numpy(dtype: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+    if dtype != "bfloat16":
+        return np.dtype(dtype)
+    import ml_dtypes  # a device whose models take and give none need not have it
+
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return found
 
 
 def _size(shape: tuple[int, ...], dtype: str) -> int:
-    return math.prod(shape) * _numpy(dtype).itemsize
+    return math.prod(shape) * (2 if dtype == "bfloat16" else np.dtype(dtype).itemsize)

@@ -3,8 +3,6 @@
 For GPUs that no engine was built for, and machines without TensorRT.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,20 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trt_nvfp4.builder.components.devices.device import checked_models
+from trt_nvfp4.builder.components.devices.onnx_device import checked_models
 from trt_nvfp4.builder.components.manifest import Manifest, Port
-from trt_nvfp4.builder.export.decoder_contract import decoder_of
 from trt_nvfp4.builder.generate.torch_graph.graph import Graph
 from trt_nvfp4.builder.generate.torch_graph.program import Program
 from trt_nvfp4.builder.generate.torch_runner import has_gpu, plugins_of
-from trt_nvfp4.builder.onnx_file import read
+from trt_nvfp4.builder.model.decoder_contract import decoder_of
+from trt_nvfp4.builder.model.onnx_file import read
 
 
 class TorchDevice:
     """One program for each part; caches are updated in place."""
 
     def __init__(self, folder: Path, manifest: Manifest, device: str | None = None) -> None:
-        """`device`: "cuda" or "cpu" (default: the GPU, if there is one). Raises BuilderError (model) for a part that is
+        """`device`: "cuda" or "cpu" (default: the GPU, if there is one). Raises ModelFaultError for a part that is
         missing, not what the manifest says, or has operators that Torch does not have here; ToolchainError without a
         compiler for the plugins."""
         self._device = torch.device(device or ("cuda" if has_gpu() else "cpu"))
@@ -39,7 +37,7 @@ class TorchDevice:
             self._programs[name] = Program(graph, plugins_of(graph, on_gpu, None), caches)
 
     def put(self, name: str, array: np.ndarray, port: Port) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        tensor = torch.from_numpy(np.asarray(array, order="C"))
         return tensor.to(self._device, getattr(torch, port.dtype))
 
     def zeros(self, name: str, shape: tuple[int, ...], port: Port) -> Tensor:
@@ -57,6 +55,14 @@ class TorchDevice:
 
     def longest(self, part: str, name: str, axis: int) -> int | None:
         return None
+
+    @torch.inference_mode()
+    def copy_row(self, tensor: Tensor, axis: int, source: int | None, target: int) -> None:
+        row = tensor.select(axis, target)
+        if source is None:
+            row.zero_()
+        else:
+            row.copy_(tensor.select(axis, source))
 
     def get(self, tensor: Tensor) -> np.ndarray:
         array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()

@@ -1,7 +1,5 @@
 """Reads the 4-bit weights of bitsandbytes: NF4 and FP4, their scales quantized once more or not."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -45,7 +43,7 @@ def _absmax(parts: Parts, state: dict[str, Any]) -> Tensor:
         return parts.scale("absmax")
     codes, of_codes, scales = parts.read("absmax"), parts.read("nested_quant_map").float(), parts.scale("nested_absmax")
     block = state["nested_blocksize"]
-    if codes.dtype != torch.uint8 or of_codes.shape != (256,) or len(scales) != -(-len(codes) // block):
+    if codes.dtype != torch.uint8 or of_codes.shape != (256,) or scales.shape != (-(-codes.numel() // block),):
         raise parts.error(f"{parts.keys['absmax']} must hold codes of scales, with a scale for every {block} of them")
     spread = scales.repeat_interleave(block)[: len(codes)]
     return of_codes.index_select(0, codes.int()) * spread + float(state["nested_offset"])

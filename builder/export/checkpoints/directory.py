@@ -1,7 +1,5 @@
 """The weights of a quantized Hugging Face directory as its model multiplies by them, dequantized one by one."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -12,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.errors import BuilderError, ModelFaultError
 from trt_nvfp4.builder.export.checkpoints.bitsandbytes import bitsandbytes_4bit
 from trt_nvfp4.builder.export.checkpoints.fp4 import gpt_oss_mxfp4, mxfp4, nvfp4
 from trt_nvfp4.builder.export.checkpoints.packed_integers import awq, gptq, modelopt_int4, pack_quantized
 from trt_nvfp4.builder.export.checkpoints.parts import Parts, quantized_parts
 from trt_nvfp4.builder.export.checkpoints.scaled import bitsandbytes_int8, row_scales, scaled
-from trt_nvfp4.builder.export.checkpoints.settings import Settings, quantization_config, read_config
+from trt_nvfp4.builder.export.checkpoints.settings import Settings, quantization_config
 from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
 from trt_nvfp4.builder.export.deferred import DeferredTensor
+from trt_nvfp4.calibration.checkpoint_files import CheckpointFiles
 from trt_nvfp4.common.errors import CalibrationError
-from trt_nvfp4.common.safetensors_files import SafetensorsFiles
+from trt_nvfp4.common.model_config import read_config
 from trt_nvfp4.graph_passes.weights.published_fp8 import PublishedFP8
 
 # Each says by a weight's parts whether it reads them. Another format is read by another function here.
@@ -43,7 +42,7 @@ READ_FORMATS = (
     "ModelOpt) and bitsandbytes"
 )
 INSTEAD = "give the directory of the original model in 16 or 32 bits"
-# Of the keys and values that attention caches, by ModelOpt, compressed-tensors and vLLM; and of its other operands.
+# Scales of cached keys and values by ModelOpt, compressed-tensors and vLLM; and of attention's other operands.
 _CACHE_SCALE = re.compile(
     r"(?P<attention>.*?)(\.((?P<proj>[kv])|qkv)_proj|\.attn)?\.((?P<of>kv|k|v)_(cache_)?scale|output_scale)"
 )
@@ -63,16 +62,15 @@ _TYPES = {
 
 
 class QuantizedDirectory:
-    """What a directory's safetensors hold: quantized weights by the name that they have in the model, scales of the
-    key-value caches, float32 [1] or [kv_heads], by attention module and "k" or "v", the format of those caches, and
+    """The contents of a directory's safetensors: quantized weights by the name that they have in the model, scales of
+    the key-value caches, float32 [1] or [kv_heads], by attention module and "k" or "v", the format of those caches, and
     everything else, `plain`, by name.
 
-    Raises BuilderError (model): a format that is not read; tensors that do not fit together.
+    Raises ModelFaultError: a format that is not read; tensors that do not fit together.
     """
 
-    def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
-        self._files = SafetensorsFiles(directory)
-        settings = Settings.of(directory, config)
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        self._files = CheckpointFiles(directory)
         self.weights = {parts.weight: _read_by(parts, directory) for parts in quantized_parts(self._files, settings)}
         taken = {key for weight in self.weights.values() for key in weight.parts.keys.values()}
         self.cache_scales: dict[tuple[str, str], Tensor] = {}
@@ -112,7 +110,8 @@ class QuantizedDirectory:
         }
 
     def deferred(self, dtype: torch.dtype) -> dict[str, Any]:
-        """What transformers loads: each weight as a deferred tensor when it is indexed, quantized ones in `dtype`.
+        """The state dict for transformers: each weight as a deferred tensor when it is indexed, quantized ones in
+        `dtype`.
 
         Where one cannot be read meanwhile, `failure` says why: transformers only says that it could not be loaded.
         """
@@ -131,28 +130,32 @@ class QuantizedDirectory:
         return state
 
     def _told(self, read: Callable[[], Tensor]) -> Tensor:
-        """Raises BuilderError (model) where a tensor cannot be read."""
+        """Raises ModelFaultError where a tensor cannot be read."""
         try:
             return read()
         except CalibrationError as error:
-            self.failure = BuilderError(MODEL_AT_FAULT, str(error))
+            self.failure = ModelFaultError(str(error))
             raise self.failure from error
 
     def fp8(self) -> PublishedFP8:
         """The scales of FP8 weights that FP8 layers can take: those with one per tensor or row."""
         rows: dict[str, Tensor] = {}
         inputs: dict[str, float] = {}
+        unusable: dict[str, float] = {}
         for name, weight in self.weights.items():
             if (scales := row_scales(weight)) is not None:
                 module = name.removesuffix(".weight")
                 rows[module] = scales
-                if "input_scale" in weight.parts.keys and (of_input := weight.parts.scale("input_scale")).numel() == 1:
-                    inputs[module] = float(of_input)
-        return PublishedFP8(rows, inputs)
+                if "input_scale" not in weight.parts.keys:
+                    continue
+                if (of_input := weight.parts.unchecked_scale("input_scale")).numel() == 1:
+                    usable = of_input > 0 and of_input.isfinite()
+                    (inputs if usable else unusable)[module] = float(of_input)
+        return PublishedFP8(rows, inputs, unusable)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights that are not quantized, the widest; for configurations that state none."""
+        """The widest type of the weights that are not quantized; for configurations that state none."""
         found = {self._files.dtype(key) for key in self.plain}
         return next((dtype for name, dtype in _SIXTEEN_BITS.items() if name in found), torch.bfloat16)
 
@@ -166,10 +169,9 @@ class QuantizedDirectory:
             return False
         scale = self._files.read(key).float().reshape(-1)
         if not ((scale > 0) & scale.isfinite() & scale.reciprocal().isfinite()).all():
-            raise BuilderError(
-                MODEL_AT_FAULT,
+            raise ModelFaultError(
                 f"{self._files.path}: {key} must hold positive scales of the cache, found {scale.min():g} to "
-                f"{scale.max():g}; download the checkpoint again, or give the original model",
+                f"{scale.max():g}; download the checkpoint again, or give the original model"
             )
         for which in of:
             self.cache_scales[match["attention"], which] = scale
@@ -193,41 +195,44 @@ class _WhenIndexed:
 def quantized_directory(directory: Path) -> QuantizedDirectory | None:
     """The directory's quantized weights; None where it holds and states none, or has no safetensors.
 
-    Raises BuilderError (model) for a format that is not read, and for files that cannot be read.
+    Raises ModelFaultError for a format that is not read, and for files that cannot be read.
     """
     found = held_tensors(directory)
     return found if found is not None and found.is_quantized else None
 
 
 def held_tensors(directory: Path) -> QuantizedDirectory | None:
-    """What the directory's safetensors hold, quantized or not; None where it has none. Raises as
+    """The contents of the directory's safetensors, quantized or not; None without any. Raises as
     `quantized_directory`."""
-    config = read_config(directory)
+    try:
+        config = read_config(directory)
+        settings = Settings.of(directory, config if isinstance(config, Mapping) else {})
+    except ValueError as error:
+        raise ModelFaultError(f"{directory}: a configuration is not JSON ({error})") from error
+    if not isinstance(config, Mapping):
+        raise ModelFaultError(f"{directory / 'config.json'}: expected an object; download it again")
     stated = quantization_config(config)
     if stated is not None and (transforms := stated.get("transform_config")):
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"{directory}: its weights are quantized behind transforms ({', '.join(_groups_of(transforms))}), which "
-            f"activations would have to go through; {INSTEAD}",
+            f"activations would have to go through; {INSTEAD}"
         )
     method = None if stated is None else stated.get("quant_method", "a method without a name")
     if not any(directory.glob("*.safetensors")):
         if method is not None:
-            raise BuilderError(
-                MODEL_AT_FAULT,
-                f"{directory}: its weights are quantized, by {method}, and not in safetensors files, which alone are "
-                f"read; {INSTEAD}",
+            raise ModelFaultError(
+                f"{directory}: its weights are quantized, by {method}, and not in safetensors files; no others are "
+                f"read; {INSTEAD}"
             )
         return None
     try:
-        found = QuantizedDirectory(directory, config)
+        found = QuantizedDirectory(directory, settings)
     except CalibrationError as error:
-        raise BuilderError(MODEL_AT_FAULT, str(error)) from error
+        raise ModelFaultError(str(error)) from error
     if not found.is_quantized and method is not None and not (stated and stated.get("dequantize") and found.is_plain):
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"{directory}: its weights are quantized, by {method}, in a format that is not read, which is one of "
-            f"{READ_FORMATS}; {INSTEAD}",
+            f"{READ_FORMATS}; {INSTEAD}"
         )
     return found
 
@@ -245,8 +250,7 @@ def _read_by(parts: Parts, directory: Path) -> QuantizedWeight:
         f"{json.dumps(key)} ({parts.dtype(role)} {list(parts.shape(role))})" for role, key in sorted(parts.keys.items())
     )
     method = f" by {parts.settings.method}" if parts.settings.method else ""
-    raise BuilderError(
-        MODEL_AT_FAULT,
+    raise ModelFaultError(
         f"{directory}: its weights are quantized{method}, and those of {json.dumps(parts.weight)} in a format that is "
-        f"not read: its files hold {held}. Read are {READ_FORMATS}; {INSTEAD}",
+        f"not read: its files hold {held}. Read are {READ_FORMATS}; {INSTEAD}"
     )

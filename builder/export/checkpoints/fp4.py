@@ -1,7 +1,5 @@
 """Reads 4-bit floating point: NVFP4 and MXFP4."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +7,7 @@ from torch import Tensor
 
 from trt_nvfp4.builder.export.checkpoints.parts import Parts
 from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
+from trt_nvfp4.common.nvfp4 import is_zero
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, e2m1_decode, unpack
 
 MX_BLOCK = 32
@@ -23,23 +22,45 @@ def nvfp4(parts: Parts) -> QuantizedWeight | None:
     values, by_tensor = ("weight", "scale_2") if modelopt else ("packed", "global_scale")
     if parts.dtype(values) != "U8" or parts.dtype("scale") != "F8_E4M3":
         return None
-    block = MX_BLOCK if _columns_by_scale(parts, values) == MX_BLOCK else BLOCK
+    stated = parts.settings.groups & {BLOCK, MX_BLOCK} or {BLOCK}
+    found = _columns_by_scale(parts, values)
+    block = int(found) if found in stated else min(stated)
     shape, axis = _unpacked(parts, values, block)
 
     def dequantize() -> Tensor:
-        scale = parts.scale(by_tensor)
-        if not modelopt:
-            scale = scale.reciprocal()
-        if scale.numel() not in (1, shape[0] if len(shape) == 3 else 1) or not (scale > 0).all():
-            raise parts.error(f"{parts.keys[by_tensor]} must hold one positive scale, found {list(scale.shape)}")
-        scale = scale.reshape(()) if scale.numel() == 1 else scale.reshape(-1, 1, 1)
-        block_scales = parts.scale("scale").transpose(axis, -1)
-        whole = _decoded(parts.read(values).transpose(axis, -1))
+        packed, block_scales = parts.read(values), parts.unchecked_scale("scale")
+        scale, dead = _tensor_scale(parts, by_tensor, packed, block_scales, divides=not modelopt)
+        block_scales = block_scales.masked_fill(dead, 0).transpose(axis, -1)
+        if not block_scales.isfinite().all():
+            raise parts.error(f"{parts.keys['scale']} holds scales that are NaN")
+        whole = _decoded(packed.transpose(axis, -1))
         # Exact: two bits of a value and four of a scale.
         blocks = whole.view(*block_scales.shape, block) * block_scales.bfloat16().unsqueeze(-1)
         return (blocks.flatten(-2).float() * scale).transpose(axis, -1)
 
     return QuantizedWeight(parts, "NVFP4" if block == BLOCK else f"FP4 in blocks of {block}", shape, dequantize)
+
+
+def _tensor_scale(
+    parts: Parts, role: str, packed: Tensor, block_scales: Tensor, divides: bool
+) -> tuple[Tensor, Tensor]:
+    """The multiplier of a matrix [], or of each of a stack [E, 1, 1]; and which matrices are all zeros: some tools
+    write scales of 0, infinity or NaN for experts that are never chosen."""
+    stored = parts.unchecked_scale(role)
+    count = packed.shape[0] if packed.dim() == 3 and stored.numel() > 1 else 1
+    if stored.numel() != count:
+        raise parts.error(f"{parts.keys[role]} must hold {count} scales, found {list(stored.shape)}")
+    scale = (stored.reciprocal() if divides else stored).reshape(-1)
+    usable, dead = (scale > 0) & scale.isfinite(), torch.zeros(count, dtype=torch.bool)
+    if not (usable.all() and block_scales.isfinite().all()):
+        stacks = packed.reshape(count, -1), block_scales.reshape(count, -1)
+        dead = torch.tensor([is_zero(codes, scales) for codes, scales in zip(*stacks, strict=True)])
+    if bad := stored.reshape(-1)[~(usable | dead)].tolist():
+        raise parts.error(
+            f"{parts.keys[role]} must hold positive, finite scales{' that divide' if divides else ''}, found {bad[0]:g}"
+        )
+    shape = [-1, 1, 1] if count > 1 else []
+    return scale.where(usable, 1.0).reshape(shape), dead.reshape(shape)
 
 
 def mxfp4(parts: Parts) -> QuantizedWeight | None:

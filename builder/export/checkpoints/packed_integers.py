@@ -1,14 +1,12 @@
 """Reads integers of fewer than 8 bits: compressed-tensors' pack-quantized, GPTQ, AWQ and ModelOpt's INT4."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import Tensor
 
 from trt_nvfp4.builder.export.checkpoints.parts import Parts
-from trt_nvfp4.builder.export.checkpoints.scales import group_size, spread
+from trt_nvfp4.builder.export.checkpoints.scales import check_zero_points, group_size, spread
 from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
 
 _WORD, _BYTE = 32, 8
@@ -29,6 +27,7 @@ def pack_quantized(parts: Parts) -> QuantizedWeight | None:
     if len(shape) != 2 or min(shape) < 1 or len(fitting) != 1:
         raise parts.error(f"{parts.weight} must hold the packed values of {list(shape)}, found words {list(packed)}")
     bits = fitting[0]
+    _check_bits(parts, bits)
 
     def dequantize() -> Tensor:
         half = 1 << bits - 1
@@ -40,6 +39,8 @@ def pack_quantized(parts: Parts) -> QuantizedWeight | None:
             if words.dtype != torch.int32 or words.dim() != 2 or len(words) != -(-shape[0] * bits // _WORD):
                 raise parts.error(f"{parts.keys['zero_point']} must hold the packed zero points of {shape[0]} rows")
             zero_point = (_unpack(words.T, bits, shape[0]).T - half).float()
+        check_zero_points(parts, zero_point if "zero_point" in parts.keys else None)
+        _check_groups(parts, scale, shape[1])
         if "g_idx" in parts.keys:
             groups = _groups(parts, "g_idx", shape[1], scale.shape[-1] if scale.dim() else 1)
             scale, zero_point = (t.index_select(1, groups) if t.dim() == 2 else t for t in (scale, zero_point))
@@ -70,17 +71,56 @@ def gptq(parts: Parts) -> QuantizedWeight | None:
             f"{parts.weight} does not hold {bits} bits a value: found qweight {list(words)}, scales {list(scales)}, "
             f"qzeros {list(parts.shape('qzeros'))}"
         )
-    group = None if "g_idx" in parts.keys else _group(parts, k, scales[0])
+    _check_bits(parts, bits)
+    group = _group(parts, k, scales[0]) if parts.settings.groups or "g_idx" not in parts.keys else None
 
     def dequantize() -> Tensor:
-        zeros = _unpack(parts.read("qzeros"), bits, n)
-        if layout == "gptq":
-            zeros = (zeros + 1) & ((1 << bits) - 1)
-        groups = _groups(parts, "g_idx", k, scales[0]) if group is None else torch.arange(k) // group
+        zeros = _gptq_zero_points(parts, _unpack(parts.read("qzeros"), bits, n), bits, layout)
+        groups = _gptq_groups(parts, k, scales[0], group)
         values = _unpack(parts.read("qweight").T, bits, k)
         return (values - zeros.T.index_select(1, groups)).float() * parts.scale("scales").T.index_select(1, groups)
 
     return QuantizedWeight(parts, f"INT{bits} (GPTQ)", (n, k), dequantize)
+
+
+def _gptq_zero_points(parts: Parts, stored: Tensor, bits: int, layout: str) -> Tensor:
+    """Zero points of the `stored` ones, which the first version of the format holds one too small.
+
+    Those of symmetric weights are all half of the range, so that the stored ones show the version: some tools write the
+    second version under the name of the first. Raises CalibrationError where they contradict the configuration.
+    """
+    half, symmetric = 1 << bits - 1, parts.settings.is_symmetric
+    first, last = (int(stored.min()), int(stored.max())) if stored.numel() else (half, half)
+    looks_like = {half - 1: "gptq", half: "gptq_v2"}.get(first) if first == last else None
+    if looks_like is None and symmetric:
+        raise parts.error(
+            f"{parts.keys['qzeros']} holds {first} to {last}, and symmetric weights of {bits} bits (sym true in "
+            f"config.json) have {half - 1} (checkpoint_format gptq) or {half} (gptq_v2) everywhere"
+        )
+    if looks_like not in (None, layout) and symmetric is False:
+        raise parts.error(
+            f"{parts.keys['qzeros']} holds {first} everywhere, as symmetric weights do in {looks_like}, but "
+            f"config.json states checkpoint_format {layout} and sym false"
+        )
+    if (looks_like or layout) == "gptq_v2":
+        return stored
+    return (stored + 1) & ((1 << bits) - 1)
+
+
+def _gptq_groups(parts: Parts, k: int, count: int, group: int | None) -> Tensor:
+    """The group of each of `k` rows: by `g_idx`, or `group` neighbours where that is missing or zeros, as some tools
+    write it of groups in order. Raises CalibrationError for groups of more rows than stated."""
+    in_order = torch.arange(k) // (group or 1)
+    if "g_idx" not in parts.keys:
+        return in_order
+    groups = _groups(parts, "g_idx", k, count)
+    if group is None:
+        return groups
+    if count > 1 and not groups.any():
+        return in_order
+    if k and (largest := int(groups.bincount().max())) > group:
+        raise parts.error(f"{parts.keys['g_idx']} has {largest} rows in one group, and config.json states {group}")
+    return groups
 
 
 def awq(parts: Parts) -> QuantizedWeight | None:
@@ -106,6 +146,11 @@ def awq(parts: Parts) -> QuantizedWeight | None:
 
     def dequantize() -> Tensor:
         values, zeros = (_awq_order(_unpack(parts.read(role), 4, n)) for role in ("qweight", "qzeros"))
+        if parts.settings.is_symmetric and bool((zeros != 8).any()):
+            raise parts.error(
+                f"{parts.keys['qzeros']} holds {int(zeros.min())} to {int(zeros.max())}, and weights without zero "
+                "points (zero_point false, or sym true, in config.json) have 8 everywhere"
+            )
         of_rows = (t.repeat_interleave(group, 0)[:k] for t in (zeros, parts.scale("scales")))
         zero, scale = of_rows
         return ((values - zero).float() * scale).T.contiguous()
@@ -125,6 +170,7 @@ def modelopt_int4(parts: Parts) -> QuantizedWeight | None:
 
     def dequantize() -> Tensor:
         pairs = parts.read("weight")
+        _check_groups(parts, parts.scale("scale"), shape[1])
         values = torch.stack((pairs & 15, pairs >> 4), 1).reshape(shape).to(torch.int8)
         return ((values ^ 8) - 8).float() * spread(parts, "scale", parts.scale("scale"), shape)
 
@@ -158,17 +204,33 @@ def _awq_order(values: Tensor) -> Tensor:
 
 
 def _bits_by_groups(parts: Parts) -> int | None:
-    """Of a value, by the number of columns in `g_idx`: GPTQModel may give modules other bits than config.json says."""
+    """Bits of a value, by the number of columns in `g_idx`: GPTQModel may give modules other bits than config.json
+    says."""
     if "g_idx" not in parts.keys or not (columns := math.prod(parts.shape("g_idx"))):
         return None
     bits, rest = divmod(parts.shape("qweight")[0] * _WORD, columns)
     return bits if not rest and bits in (2, 3, 4, 8) else None
 
 
+def _check_bits(parts: Parts, bits: int) -> None:
+    """Raise CalibrationError for another number of bits than the configuration states."""
+    if (stated := parts.settings.all_bits) and bits not in stated:
+        raise parts.error(
+            f"{parts.weight} holds {bits} bits a value, and config.json states {', '.join(map(str, sorted(stated)))}"
+        )
+
+
+def _check_groups(parts: Parts, scale: Tensor, columns: int) -> None:
+    """Raise CalibrationError for scales [N, G] of other groups than the configuration states."""
+    settings = parts.settings
+    if settings.groups and not settings.strategies & {"tensor", "channel"}:
+        _group(parts, columns, scale.shape[-1] if scale.dim() else 1)
+
+
 def _group(parts: Parts, k: int, count: int) -> int:
     """How many of `k` columns each of so many groups has. Raises CalibrationError where that is not one size."""
     if (group := group_size(parts, k, count)) is None:
-        stated = ", ".join(map(str, sorted(parts.settings.groups))) or "none"
+        stated = parts.settings.stated_groups or "none"
         raise parts.error(
             f"{parts.weight}: {count} groups of {k} columns fit none, or more than one, of the group sizes that "
             f"config.json states ({stated})"

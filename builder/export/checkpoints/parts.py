@@ -1,7 +1,5 @@
 """Sorts the tensors of a quantized directory by the weight that they are parts of."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from trt_nvfp4.builder.export.checkpoints.settings import Settings
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.safetensors_files import SafetensorsFiles
 
-# Of what a weight is multiplied with.
+# Roles of what a weight is multiplied with.
 ACTIVATION_ROLES = frozenset({"input_scale", "input_global_scale", "input_zero_point", "input_scale_ub"})
 _OF_WEIGHT = "packed|scale|scale_inv|scale_2|global_scale|zero_point|shape|g_idx"
 # Names in use, with the weight's name (`weight` behind the module, where the group says no more) and the part's role.
@@ -25,7 +23,7 @@ _NAMES = (
     re.compile(r"(?P<weight>.*\.weight)\.(?P<role>(nested_)?(absmax|quant_map)|quant_state\.bitsandbytes__\w+)"),
     re.compile(rf"(?P<module>.*\.)(?P<role>pre_quant_scale|{'|'.join(sorted(ACTIVATION_ROLES))})"),
 )
-# Parameters that are no module's `weight`, such as those of fused experts.
+# Parameters that are not a module's `weight`, such as those of fused experts.
 _FUSED = (
     re.compile(r"(?P<weight>.*)_(?P<role>blocks|scales)"),  # GPT-OSS
     re.compile(rf"(?P<weight>.*?)_(weight_)?(?P<role>{_OF_WEIGHT}|{'|'.join(sorted(ACTIVATION_ROLES))})"),
@@ -69,7 +67,7 @@ class Parts:
         return self.files.dtype(self.keys[role])
 
     def metadata(self, role: str) -> dict[str, str]:
-        """What its file says beside its tensors."""
+        """The metadata of its file."""
         return self.files.metadata(self.keys[role])
 
     def scale(self, role: str) -> Tensor:
@@ -77,6 +75,13 @@ class Parts:
 
         Raises CalibrationError for other types and for scales that are not finite.
         """
+        scale = self.unchecked_scale(role)
+        if not (finite := scale.isfinite()).all():
+            raise self.error(f"{self.keys[role]} holds scales that are not finite, such as {scale[~finite][0]:g}")
+        return scale
+
+    def unchecked_scale(self, role: str) -> Tensor:
+        """As `scale`, which may be NaN or infinite."""
         tensor, dtype = self.read(role), self.dtype(role)
         if dtype in ("U8", "F8_E8M0"):
             exponents = tensor.view(torch.uint8)
@@ -86,8 +91,6 @@ class Parts:
             scale = tensor.float()
         else:
             raise self.error(f"{self.keys[role]} must hold scales, found {dtype}")
-        if not scale.isfinite().all():
-            raise self.error(f"{self.keys[role]} holds scales that are NaN or infinite")
         return scale
 
     def error(self, what: str) -> CalibrationError:
@@ -107,7 +110,7 @@ def quantized_parts(files: SafetensorsFiles, settings: Settings) -> Iterator[Par
             found.setdefault(weight, {})["weight"] = weight
     taken = {key for keys in found.values() for role, key in keys.items() if role != "weight"}
     for weight, keys in sorted(found.items()):
-        # Scales without values are somebody else's, and without quantized values or scales of their own these are none.
+        # Scales without values belong elsewhere; without quantized values or scales of its own a weight is plain.
         plain = "weight" in keys and not _is_small(files.dtype(weight), weight) and not keys.keys() - _NOT_OF_VALUES
         if weight not in taken and not plain and keys.keys() & set(_VALUES):
             yield Parts(weight, keys, files, settings)

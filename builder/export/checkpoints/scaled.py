@@ -1,12 +1,10 @@
 """Reads 8-bit values that lie as they are, one to a byte, beside their scales: FP8, MXFP8 and INT8."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from trt_nvfp4.builder.export.checkpoints.parts import Parts
-from trt_nvfp4.builder.export.checkpoints.scales import spread
+from trt_nvfp4.builder.export.checkpoints.scales import check_zero_points, spread
 from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
 from trt_nvfp4.common.json_text import parse_json
 
@@ -20,6 +18,11 @@ def scaled(parts: Parts) -> QuantizedWeight | None:
     zero points, which are subtracted before."""
     values = "qdata" if "qdata" in parts.keys else "weight"
     scale = "scale_inv" if "scale_inv" in parts.keys else "scale"
+    if parts.has({values}) and parts.dtype(values) in _FORMATS:
+        raise parts.error(
+            f"{parts.keys[values]} is {parts.dtype(values)}, and the files hold no scale for it, such as "
+            f"{parts.weight}_scale"
+        )
     if not parts.has({values, scale}, {"zero_point"}) or parts.dtype(values) not in _FORMATS:
         return None
     kind = "int" if parts.dtype(values) == "I8" else "float"
@@ -78,8 +81,10 @@ def _is_swizzled(parts: Parts) -> bool:
 def _read(parts: Parts, values: str, role: str) -> Tensor:
     shape = parts.shape(values)
     whole = parts.read(values).float()
-    if "zero_point" in parts.keys:
-        zero_point = parts.read("zero_point").to(torch.float32)
+    zero_point = parts.read("zero_point").to(torch.float32) if "zero_point" in parts.keys else None
+    if parts.dtype(values) == "I8":
+        check_zero_points(parts, zero_point)
+    if zero_point is not None:
         whole -= spread(parts, "zero_point", zero_point, shape)
     scale = parts.scale(role)
     if scale.dim() == 4 and scale.shape[1] == scale.shape[3] == 1:  # ModelOpt's blocks, with the axes in a block kept

@@ -1,7 +1,5 @@
 """Spreads scales over the values that share them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -21,8 +19,10 @@ def spread(parts: Parts, role: str, scale: Tensor, shape: Sequence[int]) -> Tens
     Raises CalibrationError where the counts fit no values of that shape, or more than one way.
     """
     if scale.numel() == 1:
+        _check_strategy(parts, role, scale.reshape([1] * len(shape)), shape)
         return scale.reshape(())
     scale, settings = _with_all_axes(parts, role, scale, shape), parts.settings
+    _check_strategy(parts, role, scale, shape)
     block = _block(parts, role, scale, shape)
     for axis, (count, size) in enumerate(zip(scale.shape, shape, strict=True)):
         if count in (1, size):
@@ -39,17 +39,48 @@ def spread(parts: Parts, role: str, scale: Tensor, shape: Sequence[int]) -> Tens
     return scale
 
 
+def check_zero_points(parts: Parts, zero_point: Tensor | None) -> None:
+    """Raise CalibrationError for zero points of symmetric weights that are not 0, and for weights without zero points
+    that the configuration calls asymmetric."""
+    symmetric = parts.settings.is_symmetric
+    if symmetric and zero_point is not None and bool(zero_point.any()):
+        raise parts.error(
+            f"{parts.keys['zero_point']} holds {zero_point.min():g} to {zero_point.max():g}, and config.json states "
+            "symmetric weights, whose zero points are 0"
+        )
+    if symmetric is False and zero_point is None:
+        raise parts.error(f"{parts.weight} has no zero points, and config.json states weights that are not symmetric")
+
+
 def group_size(parts: Parts, size: int, count: int) -> int | None:
     """How many of `size` columns share one of `count` scales: as the configuration states, the last group being smaller
     where they do not divide; where it states no groups and no blocks, as many in each. None where neither is possible,
     or several are."""
-    if count == 1:
-        return size
     stated = parts.settings.groups
     if not stated:
-        return None if parts.settings.blocks else _even(size, count)
-    fitting = [group for group in stated if _fits(size, group, count)]
-    return fitting[0] if len(fitting) == 1 else None
+        return size if count == 1 else None if parts.settings.blocks else _even(size, count)
+    fitting = {min(group, size) for group in stated if _fits(size, group, count)}
+    return next(iter(fitting)) if len(fitting) == 1 else None
+
+
+def _check_strategy(parts: Parts, role: str, scale: Tensor, shape: Sequence[int]) -> None:
+    """Raise CalibrationError for scales [..., rows, columns] of another granularity than the configuration states.
+    Finer ones than a whole tensor's cannot be misread."""
+    settings = parts.settings
+    if len(shape) < 2 or not settings.strategies:
+        return
+    (rows, columns), (n, k) = scale.shape[-2:], shape[-2:]
+    by_row = rows == n
+    fits = {
+        "tensor": columns == 1,
+        "channel": by_row and columns == 1,
+        "group": by_row and (not settings.groups or any(_fits(k, group, columns) for group in settings.groups)),
+        "block": any(
+            _fits(n, height, rows) and _fits(k, width, columns) for height, width in settings.blocks or {_BLOCK}
+        ),
+    }
+    if not any(fits[strategy] for strategy in settings.strategies):
+        raise _misfit(parts, role, scale.shape, shape)
 
 
 def _fits(size: int, of: int, count: int) -> bool:
@@ -89,8 +120,6 @@ def _block(parts: Parts, role: str, scale: Tensor, shape: Sequence[int]) -> tupl
 
 
 def _misfit(parts: Parts, role: str, found: Sequence[int], shape: Sequence[int]) -> Exception:
-    settings = parts.settings
-    blocks = [f"{rows} x {columns}" for rows, columns in sorted(settings.blocks)]
-    stated = ", ".join([*blocks, *map(str, sorted(settings.groups))])
+    stated = parts.settings.stated_groups or " or ".join(sorted(parts.settings.strategies))
     by = f" by the blocks and groups that config.json states ({stated})" if stated else ""
     return parts.error(f"{parts.keys[role]} holds scales {list(found)}, which do not fit values {list(shape)}{by}")

@@ -1,6 +1,4 @@
-"""What a configuration states, against what its directory holds: transformers would build it, however large."""
-
-from __future__ import annotations
+"""Compares the size that a configuration states with the directory's: transformers would build any size."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.errors import BuilderError, ModelFaultError
 from trt_nvfp4.common.json_text import read_json
 
 #: More modules than any model has: the largest mixtures, with modules for each expert, have 100,000.
@@ -21,17 +19,16 @@ _LARGEST_RATIO, _ALWAYS = 32, 1 << 30
 
 @contextlib.contextmanager
 def bounded_modules(directory: Path) -> Iterator[None]:
-    """Raises BuilderError (model) from what makes modules without an end."""
+    """Raises ModelFaultError from what makes modules without an end."""
     count = 0
 
     def counted(*_: Any) -> None:
         nonlocal count
         count += 1
         if count > MOST_MODULES:
-            raise BuilderError(
-                MODEL_AT_FAULT,
+            raise ModelFaultError(
                 f"{directory / 'config.json'}: describes a network of more than {MOST_MODULES} modules, which no model "
-                "has; correct its numbers of layers and experts, or download it again",
+                "has; correct its numbers of layers and experts, or download it again"
             )
 
     hook = register_module_module_registration_hook(counted)
@@ -42,7 +39,7 @@ def bounded_modules(directory: Path) -> Iterator[None]:
 
 
 def check_size(directory: Path, model_class: Any, config: Any) -> None:
-    """Raise BuilderError (model) where the model that a configuration describes is too large to be the one whose
+    """Raise ModelFaultError where the model that a configuration describes is too large to be the one whose
     weights the directory holds. A class that cannot be made without weights is not checked."""
     with bounded_modules(directory):
         try:
@@ -56,15 +53,14 @@ def check_size(directory: Path, model_class: Any, config: Any) -> None:
     stated = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     held = sum(file.stat().st_size for file in _files(directory) if file.is_file())
     if stated > _ALWAYS + _LARGEST_RATIO * held:
-        raise BuilderError(
-            MODEL_AT_FAULT,
+        raise ModelFaultError(
             f"{directory / 'config.json'}: describes a model of {stated / 1e9:.0f} GB, but the directory holds "
-            f"{held / 1e9:.3f} GB; correct its sizes, or download the weights again",
+            f"{held / 1e9:.3f} GB; correct its sizes, or download the weights again"
         )
 
 
 def _files(directory: Path) -> set[Path]:
-    """What lies beside config.json, and the files that an index names, in other folders too. Raises ValueError,
-    KeyError, TypeError or AttributeError for an index that is none."""
+    """The files beside config.json, and those that an index names, in other folders too. Raises ValueError, KeyError,
+    TypeError or AttributeError for an invalid index."""
     indexes = [read_json(index) for index in directory.glob("*.index.json")]
     return {*directory.iterdir(), *(directory / name for index in indexes for name in index["weight_map"].values())}

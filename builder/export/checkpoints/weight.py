@@ -1,6 +1,4 @@
-"""A weight that is to be dequantized when it is asked for."""
-
-from __future__ import annotations
+"""A weight that is dequantized when it is read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sums over the ranks of a split model, by torch.distributed."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, distributed
 

@@ -1,7 +1,5 @@
 """Convolutions, means over windows and norms over channels, which encoders of images and sound have."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -61,7 +59,7 @@ def instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: f
 def _padding(
     x: Tensor, reach: Sequence[int], strides: Sequence[int], auto_pad: str, pads: Sequence[int] | None
 ) -> list[int]:
-    """What functional.pad takes: the last dimension first, before and behind."""
+    """Padding for functional.pad: the last dimension first, before and behind."""
     rank = len(reach)
     found = list(pads or [0] * 2 * rank)
     if auto_pad.startswith("SAME"):

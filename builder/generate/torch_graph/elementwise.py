@@ -1,7 +1,5 @@
 """Operators that compute each element by itself, with ONNX's rounding, broadcasting and types."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import reduce
 

@@ -1,7 +1,5 @@
 """An ONNX file as a list of nodes that Torch computes, and its constants."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +14,8 @@ from trt_nvfp4.common.collectives import DOMAIN as RANKS
 from trt_nvfp4.common.external_data import follow_links
 from trt_nvfp4.plugins.ops import DOMAIN, OPS
 
-from ...errors import MODEL_AT_FAULT, BuilderError
-from ...onnx_file import read
+from ...errors import BuilderError, ModelFaultError
+from ...model.onnx_file import read
 from .operators import OPERATORS
 from .tensors import torch_tensor
 
@@ -47,13 +45,13 @@ class Graph:
     """Nodes in the order of the file, and constants on `device`; `small` ones are on the CPU as well."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
-        """Raises BuilderError (model) for a damaged file, and for nodes that Torch has no function for here."""
+        """Raises ModelFaultError for a damaged file, and for nodes that Torch has no function for here."""
         self.path, self.device = path, device
         proto = read(path)
         try:
             folder = follow_links(proto, path.parent)
         except ValueError as error:
-            raise BuilderError(MODEL_AT_FAULT, f"{path}: {error}") from error
+            raise ModelFaultError(f"{path}: {error}") from error
         self._check(proto)
         self.inputs = [value.name for value in proto.graph.input]
         self.outputs = [value.name for value in proto.graph.output]
@@ -67,7 +65,7 @@ class Graph:
                     self.small[tensor.name] = value
                 self.constants[tensor.name] = value.to(device)
         except BuilderError as error:
-            raise BuilderError(error.exit_code, f"{path}: {error}") from error
+            raise BuilderError(f"{path}: {error}", error.exit_code) from error
         uses = Counter(name for node in self.nodes for name in node.inputs)
         #: Inputs that may be overwritten by the only node that reads them.
         self.read_once = {name for name in self.inputs if uses[name] == 1}
@@ -79,17 +77,15 @@ class Graph:
     def _check(self, proto: onnx.ModelProto) -> None:
         opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)
         if opset < _OLDEST_OPSET:
-            raise BuilderError(
-                MODEL_AT_FAULT,
+            raise ModelFaultError(
                 f"{self.path}: torch computes models of opset {_OLDEST_OPSET} or newer here, found {opset}; use "
-                "--runner onnxruntime, or convert the model (onnx.version_converter)",
+                "--runner onnxruntime, or convert the model (onnx.version_converter)"
             )
         for node in proto.graph.node:
-            if (lack := _lack(node)) is not None:
-                raise BuilderError(
-                    MODEL_AT_FAULT,
-                    f"{self.path}: node '{node.name or node.output[0]}': torch has no {lack} here; use --runner "
-                    "onnxruntime",
+            if (unsupported := _unsupported(node)) is not None:
+                raise ModelFaultError(
+                    f"{self.path}: node '{node.name or node.output[0]}': torch has no {unsupported} here; use --runner "
+                    "onnxruntime"
                 )
 
     def _read_nodes(self, proto: onnx.ModelProto, folder: Path) -> list[Node]:
@@ -106,16 +102,16 @@ class Graph:
         return nodes
 
 
-def _lack(node: onnx.NodeProto) -> str | None:
-    """What Torch does not have of a node."""
+def _unsupported(node: onnx.NodeProto) -> str | None:
+    """The unsupported part of a node, in words; None where all is supported."""
     if node.domain == DOMAIN:
         return None if node.op_type in OPS else f"op {DOMAIN}.{node.op_type}"
     known = OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx", RANKS) else None
     if known is None:
         return f"operator {'.'.join(filter(None, (node.domain, node.op_type)))}"
     outputs = sum(1 for name in node.output if name)
-    lack = known.lack(len(node.input), outputs, {entry.name for entry in node.attribute})
-    return lack and f"{node.op_type} with {lack}"
+    unsupported = known.unsupported(len(node.input), outputs, {entry.name for entry in node.attribute})
+    return unsupported and f"{node.op_type} with {unsupported}"
 
 
 def _attribute(entry: onnx.AttributeProto, folder: Path) -> Any:

@@ -1,7 +1,5 @@
 """Operators that choose elements by indices which other nodes compute. Negative indices count from the end."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -12,7 +10,7 @@ from .registry import operator
 def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     axis = axis % x.dim()
     flat = torch.remainder(indices.reshape(-1), x.shape[axis])
-    return x.index_select(axis, flat).reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return x.index_select(axis, flat).reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
 @operator("GatherElements")
@@ -67,7 +65,7 @@ def tensor_scatter(
 
 @operator("TopK", host=(1,))
 def top_k(x: Tensor, k: Tensor, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Tensor, ...]:
-    # Of equal values ONNX takes the first, and torch.topk any.
+    # ONNX takes the first of equal values, torch.topk any.
     found = torch.sort(x, dim=axis, descending=bool(largest), stable=True)
     count = int(k.item())
     return found.values.narrow(axis, 0, count), found.indices.narrow(axis, 0, count)

@@ -1,6 +1,6 @@
 """All standard operators, which the modules of this folder register."""
 
-from . import collectives, convolutions, elementwise, indexing, products, quantized, reductions, shapes
+from . import collectives, convolutions, elementwise, indexing, products, quantized, recurrences, reductions, shapes
 from .registry import OPERATORS, Operator
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "indexing",
     "products",
     "quantized",
+    "recurrences",
     "reductions",
     "shapes",
 ]

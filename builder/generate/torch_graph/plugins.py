@@ -1,7 +1,5 @@
 """This project's ops: their plugins on the GPU, driven by the plugin host, or on a CPU their Torch references."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol
@@ -19,7 +17,7 @@ class Plugins(Protocol):
     """Makes operators of nodes, each for inputs of one set of shapes, and holds what these need."""
 
     def operator(self, op: str, attributes: Mapping[str, Any]) -> Operator:
-        """Of one node."""
+        """The operator of one node."""
 
     def close(self) -> None:
         """Free what the operators hold; none of them is called again."""

@@ -1,7 +1,5 @@
 """Matrix products and attention."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

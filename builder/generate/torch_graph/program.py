@@ -1,7 +1,5 @@
-"""Runs a graph. What follows from shapes and small constants alone is computed once per set of input shapes on the CPU.
-A second run of the same shapes launches nothing but kernels, which a CUDA graph can record."""
-
-from __future__ import annotations
+"""Runs a graph. Values that depend only on shapes and small constants are computed once per set of input shapes, on the
+CPU. A second run of the same shapes launches nothing but kernels, which a CUDA graph can record."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -9,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...errors import MODEL_AT_FAULT, BuilderError
+from ...errors import BuilderError, ModelFaultError
 from .graph import Graph, Node
 from .operators import OPERATORS, Operator
 from .plugins import Plugins
@@ -34,7 +32,7 @@ class Program:
         self._shapes: list[torch.Size] | None = None
         self._plugins: Plugins | None = None
         self._steps: list[_Step] = []
-        # Values that depend on shapes and constants alone, on the CPU; those that the GPU reads are there too.
+        # Values that depend only on shapes and constants, on the CPU; those that the GPU reads are there too.
         self._fixed: dict[str, Tensor] = {}
         self._uploaded: dict[str, Tensor] = {}
         #: Whether a node reads numbers that are computed on the GPU, and so waits for it.
@@ -43,7 +41,7 @@ class Program:
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The graph's outputs; caches among them are the donated inputs, where their operators write in place.
 
-        Raises BuilderError (model), naming the node that fails.
+        Raises ModelFaultError, naming the node that fails.
         """
         shapes = [inputs[name].shape for name in self._graph.inputs]
         if shapes != self._shapes:
@@ -79,7 +77,7 @@ class Program:
         except (torch.OutOfMemoryError, BuilderError):
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise BuilderError(MODEL_AT_FAULT, f"{self._graph.path}: {node} cannot be computed: {error}") from error
+            raise ModelFaultError(f"{self._graph.path}: {node} cannot be computed: {error}") from error
         outputs = found if isinstance(found, tuple) else (found,)
         is_fixed = fixed or operator.of_shape
         (self._fixed if is_fixed else values).update(zip(node.outputs, outputs, strict=False))

@@ -1,7 +1,5 @@
 """QuantizeLinear and DequantizeLinear in INT8 and FP8: per tensor, per axis and in blocks."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Operators over whole axes: sums, norms, softmax."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,6 +1,4 @@
-"""What a standard ONNX operator is here: a Torch function, and which of its inputs it reads as numbers."""
-
-from __future__ import annotations
+"""The registry of standard ONNX operators: a Torch function each, and the inputs that it reads as numbers."""
 
 import inspect
 from collections.abc import Callable
@@ -19,7 +17,7 @@ class Operator:
     checked against its signature before anything runs.
 
     `host`: inputs that are read as numbers, such as axes and shapes; they come on the CPU. `of_shape`: the result
-    depends on its input's shape alone, and lies on the CPU. `writes`: inputs that are overwritten by the result.
+    depends only on its input's shape, and lies on the CPU. `writes`: inputs that are overwritten by the result.
     """
 
     compute: Compute
@@ -27,8 +25,8 @@ class Operator:
     of_shape: bool = False
     writes: tuple[int, ...] = ()
 
-    def lack(self, inputs: int, outputs: int, attributes: set[str]) -> str | None:
-        """What a node asks for that this function does not have."""
+    def unsupported(self, inputs: int, outputs: int, attributes: set[str]) -> str | None:
+        """The part of a node's signature that this function does not support, in words; None where it supports all."""
         signature = inspect.signature(self.compute)
         parameters = signature.parameters.values()
         if outputs > 1 and "tuple" not in str(signature.return_annotation):

@@ -1,7 +1,5 @@
 """Operators that move elements without computing: shapes, slices, joins; and those that read or make shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

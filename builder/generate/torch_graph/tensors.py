@@ -1,7 +1,5 @@
 """Tensors of an ONNX file in Torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,7 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import Tensor
 
-from ...errors import MODEL_AT_FAULT, BuilderError
+from ...errors import BuilderError, ModelFaultError
 
 _TYPES: dict[int, torch.dtype] = {
     TensorProto.FLOAT: torch.float32,
@@ -31,22 +29,20 @@ _BITS = {torch.bfloat16: np.int16, torch.float8_e4m3fn: np.uint8, torch.float8_e
 
 
 def torch_type(element: int) -> torch.dtype:
-    """Raises BuilderError (model) for a type that Torch does not have."""
+    """Raises ModelFaultError for a type that Torch does not have."""
     try:
         return _TYPES[element]
     except KeyError as error:
         known = ", ".join(TensorProto.DataType.Name(kind).lower() for kind in _TYPES)
-        raise BuilderError(
-            MODEL_AT_FAULT, f"the ONNX type {element} cannot be computed by torch, which has {known}"
-        ) from error
+        raise ModelFaultError(f"the ONNX type {element} cannot be computed by torch, which has {known}") from error
 
 
 def torch_tensor(tensor: onnx.TensorProto, folder: Path | None = None) -> Tensor:
-    """The tensor on the CPU; external data lies in `folder`. Raises BuilderError (model) as `torch_type`."""
+    """The tensor on the CPU; external data lies in `folder`. Raises ModelFaultError as `torch_type`."""
     try:
         dtype = torch_type(tensor.data_type)
     except BuilderError as error:
-        raise BuilderError(error.exit_code, f"tensor {tensor.name}: {error}") from error
+        raise BuilderError(f"tensor {tensor.name}: {error}", error.exit_code) from error
     array = np.require(numpy_helper.to_array(tensor, str(folder or "")), requirements=["C", "W"])
     if (bits := _BITS.get(dtype)) is None:
         return torch.from_numpy(array)

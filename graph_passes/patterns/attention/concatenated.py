@@ -1,24 +1,23 @@
 """Attention as torch exports it: new keys and values are joined to the past ones, and products and Softmax follow."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
-from trt_nvfp4.graph_passes.ir.nodes import is_op, operand
+from trt_nvfp4.graph_passes.ir.nodes import constant_integers, ints_attribute, is_op, operand, optional_operand, rank
 
-from .types import CachedAttention
+from .types import CachedAttention, DecoderError
 
 # What repeats heads for the groups of queries, and changes the layout.
 _LAYOUT = ("Transpose", "Reshape", "Expand", "Unsqueeze", "Cast", "Identity")
 
 
 def match_concatenated(softmax: ir.Node) -> CachedAttention | None:
-    """The attention around a Softmax whose keys and values both are a graph's input and what is new; else None."""
-    if not is_op(softmax, "Softmax") or not (product := product_behind(softmax)):
+    """The attention around a Softmax whose keys and values both are a graph's input and what is new; else None. Raises
+    DecoderError for one without a mask, which sees later tokens, and for heads repeated in another order."""
+    if not is_op(softmax, "Softmax") or not _over_keys(softmax) or not (product := product_behind(softmax, _passed)):
         return None
     value_cache, value_factor = joined(operand(product, 1))
     if value_cache is None or value_factor != 1:
@@ -32,6 +31,8 @@ def match_concatenated(softmax: ir.Node) -> CachedAttention | None:
     key_cache, key_factor = joined(operand(first, 1))
     if key_cache is None:
         return None
+    if mask is None:
+        raise DecoderError(f"node '{softmax.name}' (Softmax) has no mask that hides later tokens")
     return CachedAttention(
         node=softmax,
         query=query,
@@ -46,8 +47,19 @@ def match_concatenated(softmax: ir.Node) -> CachedAttention | None:
     )
 
 
-def product_behind(softmax: ir.Node) -> ir.Node | None:
-    """The product with the values: behind Casts and the replacement of NaN, of rows without a key."""
+def _over_keys(softmax: ir.Node) -> bool:
+    """Whether its probabilities are those of one query's keys."""
+    axis, dimensions = softmax.attributes.get_int("axis", -1), rank(operand(softmax, 0)) or 4
+    return axis in (-1, dimensions - 1)
+
+
+def _passed(user: ir.Node, value: ir.Value) -> bool:
+    """Casts, and the replacement of NaN, in rows without a key, by a constant."""
+    return is_op(user, "Cast", "Identity", "Dropout") or replaces_nan(user, value)
+
+
+def product_behind(softmax: ir.Node, passed: Callable[[ir.Node, ir.Value], bool]) -> ir.Node | None:
+    """The product of probabilities with the values, behind nodes that are `passed`: the readers of a value."""
     value = softmax.outputs[0]
     while True:
         users = [node for node in value.consumers() if not is_op(node, "IsNaN")]
@@ -56,9 +68,17 @@ def product_behind(softmax: ir.Node) -> ir.Node | None:
         (user,) = users
         if is_op(user, "MatMul"):
             return user if user.inputs[0] is value else None
-        if not is_op(user, "Cast", "Identity", "Where", "Dropout"):
+        if not passed(user, value):
             return None
         value = user.outputs[0]
+
+
+def replaces_nan(node: ir.Node, value: ir.Value) -> bool:
+    """Where that gives `value`, and 0 in place of its NaN."""
+    if not is_op(node, "Where") or node.inputs[2] is not value or number(operand(node, 1)) != 0:
+        return False
+    test = operand(node, 0).producer()
+    return is_op(test, "IsNaN") and test.inputs[0] is value
 
 
 def without_mask(scores: ir.Value) -> tuple[ir.Value, ir.Value | None]:
@@ -121,15 +141,30 @@ def number(value: ir.Value) -> float | None:
 
 
 def joined(value: ir.Value) -> tuple[ir.Node | None, float]:
-    """(the Concat of past and new that `value` repeats and turns, the scalars that multiply it)."""
+    """(the Concat of past and new that `value` repeats and turns, the scalars that multiply it). Raises DecoderError
+    where the heads are repeated as a whole: queries of a group are neighbours."""
     factor = 1.0
     for value, by in upwards(value):  # noqa: B020
         factor *= by
         node = value.producer()
+        if is_op(node, "Expand") and not _repeats_each(node):
+            raise DecoderError(f"node '{node.name}' (Expand) does not repeat each head of keys and values by itself")
         if is_op(node, "Concat") and len(node.inputs) == 2 and operand(node, 0).is_graph_input():
             rank = len(node.outputs[0].shape or (0,) * 4)
             return (node, factor) if node.attributes["axis"].as_int() % rank == rank - 2 else (None, 1.0)
     return None, 1.0
+
+
+def _repeats_each(expand: ir.Node) -> bool:
+    """Whether the copies of a head stand beside it: [batch, heads, copies, tokens, dim]; other ranks repeat nothing."""
+    value = operand(expand, 0)
+    if rank(expand.outputs[0]) not in (None, 5):
+        return True
+    made = value.producer()
+    if is_op(made, "Unsqueeze"):
+        axes = constant_integers(optional_operand(made, 1)) or ints_attribute(made, "axes")
+        return axes in ([2], [-3])
+    return value.shape is None or len(value.shape) != 5 or value.shape[2] == 1
 
 
 def upwards(value: ir.Value) -> Iterator[tuple[ir.Value, float]]:

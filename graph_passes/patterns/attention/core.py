@@ -1,7 +1,5 @@
 """Attention over caches that are updated in place: the operator of opset 23, or what it consists of."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -11,7 +9,7 @@ from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.ir.nodes import is_op, operand, optional_operand
 from trt_nvfp4.graph_passes.ir.tensors import read_tensor
-from trt_nvfp4.graph_passes.patterns.attention.concatenated import upwards, without_factor
+from trt_nvfp4.graph_passes.patterns.attention.concatenated import product_behind, upwards, without_factor
 
 # Between probabilities and the product with values; a Slice leaves a sink's probability out.
 _BEHIND = ("Cast", "Identity", "Where", "Dropout", "Slice", "Reshape")
@@ -40,8 +38,8 @@ class Core:
 
 
 def match_core(node: ir.Node) -> Core | str | None:
-    """The attention that `node`, an Attention or Softmax, is of; why it is none that can be described, or None where it
-    does not read a cache."""
+    """The attention around `node`, an Attention or Softmax; a text where it cannot be described; None where it does not
+    read a cache."""
     if is_op(node, "Attention"):
         return _match_operator(node)
     return _match_softmax(node) if is_op(node, "Softmax") else None
@@ -64,7 +62,7 @@ def _match_operator(node: ir.Node) -> Core | str | None:
 
 
 def _match_softmax(node: ir.Node) -> Core | str | None:
-    product = _product_behind(node)
+    product = product_behind(node, lambda user, _: is_op(user, *_BEHIND))
     if product is None:
         return None
     value = _scatter(operand(product, 1))
@@ -101,20 +99,6 @@ def _match_softmax(node: ir.Node) -> Core | str | None:
     if key is None or query is None:
         return "its scores are not the product of queries [batch, heads, new, head_dim] and a cache"
     return Core(node, query, key[0], value[0], mask, result, behind * before * factor * key[1], softcap, sinks)
-
-
-def _product_behind(softmax: ir.Node) -> ir.Node | None:
-    value = softmax.outputs[0]
-    while True:
-        users = [node for node in value.consumers() if not is_op(node, "IsNaN")]
-        if len(users) != 1:
-            return None
-        (user,) = users
-        if is_op(user, "MatMul"):
-            return user if user.inputs[0] is value else None
-        if not is_op(user, *_BEHIND):
-            return None
-        value = user.outputs[0]
 
 
 def _without_sinks(scores: ir.Value) -> tuple[ir.Value, np.ndarray | None]:

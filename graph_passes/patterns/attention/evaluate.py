@@ -1,7 +1,5 @@
 """Values of a part of a graph, computed by ONNX Runtime: what a part means shows in what it computes."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -18,7 +16,7 @@ LENGTHS = ("past_length", "new_length")
 
 
 class Part:
-    """What computes `outputs` from `inputs`, from lengths and from shapes of the graph's inputs.
+    """The nodes that compute `outputs` from `inputs`, from lengths and from shapes of the graph's inputs.
 
     bfloat16 is computed in float32. Raises ValueError where something else is needed, or ONNX Runtime cannot run it.
     """
@@ -77,7 +75,7 @@ def in_memory(part: ir.Graph, ir_version: int) -> onnx.ModelProto:
 
 
 def leaves_of(values: Collection[ir.Value], stop: Collection[ir.Value]) -> list[ir.Value]:
-    """What `values` are computed from: graph inputs, shapes of graph inputs and `stop`; constants are none."""
+    """The values that `values` are computed from: graph inputs, their shapes and `stop`, without constants."""
     found: dict[ir.Value, None] = {}
     seen: set[ir.Value] = set()
     open_values = list(values)
@@ -127,7 +125,7 @@ def _is_input_shape(node: ir.Node) -> bool:
 
 
 def _shape(value: ir.Value, batch: int, new: int) -> np.ndarray:
-    """What a Shape node of a graph input gives, for so many sequences and new tokens."""
+    """The result of a Shape node of a graph input for `batch` sequences and `new` tokens."""
     node = value.producer()
     assert node is not None
     tensor = operand(node, 0).shape

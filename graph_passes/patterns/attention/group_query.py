@@ -1,7 +1,5 @@
 """Attention as onnxruntime-genai exports it: one GroupQueryAttention node of ONNX Runtime."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.ir.nodes import optional_operand

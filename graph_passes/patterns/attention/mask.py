@@ -1,8 +1,6 @@
-"""What a mask lets a token see, by its values: exporters compute the same mask in many ways."""
+"""Recognises masks by their values: exporters compute the same mask in many ways."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -16,33 +14,30 @@ _HIDDEN = -1e4
 
 
 def window_of(
-    model: ir.Model, mask: ir.Value, capacity: int, past: Mapping[str, tuple[int, int]], where: str
+    model: ir.Model, mask: ir.Value, lengths: Sequence[int], past: Mapping[str, tuple[int, int]], where: str
 ) -> int | None:
     """How many tokens a query sees, itself included, where the mask is causal; None: all before it.
 
-    Evaluates the mask over a cache of nearly `capacity` tokens, and over an empty one. `past`: (kv_heads, head_dim) of
-    the caches by name. Raises DecoderError for any other mask.
+    Evaluates the mask behind each of `lengths` cached tokens, the last of which is the longest. `past`: (kv_heads,
+    head_dim) of the caches by name. Raises DecoderError for any other mask.
     """
-    far = _visible(model, mask, capacity - NEW, past, where)
-    distance = np.arange(capacity)[None] - np.arange(capacity - NEW, capacity)[:, None]
-    window = int(far[-1].sum())
-    if not np.array_equal(far, (distance <= 0) & (distance > -window)):
-        raise DecoderError(f"the mask of node '{where}' is neither causal nor of a window")
-    near = _visible(model, mask, 0, past, where)
-    if not np.array_equal(near, np.tril(np.ones((NEW, NEW), bool)) & ~np.tril(np.ones((NEW, NEW), bool), -window)):
-        raise DecoderError(f"the mask of node '{where}' depends on more than positions")
-    return None if window == capacity else window
-
-
-def _visible(
-    model: ir.Model, mask: ir.Value, length: int, past: Mapping[str, tuple[int, int]], where: str
-) -> np.ndarray:
-    """[new, past + new]: which keys count, after `length` tokens."""
-    total = length + NEW
     try:
-        (found,) = computed(model, [mask], length, past)
+        found = [array for (array,) in computed(model, [mask], lengths, past)]
     except Exception as error:  # ONNX Runtime's own error types
         raise DecoderError(f"the mask of node '{where}' cannot be evaluated ({error})") from error
+    visible = [_visible(array, length + NEW, where) for array, length in zip(found, lengths, strict=True)]
+    longest = lengths[-1] + NEW
+    window = int(visible[-1][-1].sum())
+    for length, seen in reversed(list(zip(lengths, visible, strict=True))):
+        distance = np.arange(length + NEW)[None] - np.arange(length, length + NEW)[:, None]
+        if not np.array_equal(seen, (distance <= 0) & (distance > -window)):
+            what = "is neither causal nor of a window" if length == lengths[-1] else "depends on more than positions"
+            raise DecoderError(f"the mask of node '{where}' {what}")
+    return None if window == longest else window
+
+
+def _visible(found: np.ndarray, total: int, where: str) -> np.ndarray:
+    """[new, past + new]: which keys count, by a mask's values."""
     rows = np.broadcast_to(found, (1, *found.shape[-3:])) if found.ndim > 2 else found
     rows = rows.reshape(-1, *rows.shape[-2:])
     if rows.dtype != np.bool_:

@@ -1,7 +1,6 @@
 """Finds the attention blocks of a decoder whose caches are updated in place, by structure and by what they compute."""
 
-from __future__ import annotations
-
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,39 +26,39 @@ _NEW = 3  # tokens of the comparison
 
 
 @dataclass(frozen=True)
-class RefusedAttention:
+class UnsupportedAttention:
     """Attention over a cache that CachedAttention does not compute."""
 
     core: ir.Node
     reason: str
 
 
-def match_attentions(model: ir.Model) -> list[CacheAttention | RefusedAttention]:
+def match_attentions(model: ir.Model) -> list[CacheAttention | UnsupportedAttention]:
     """Every attention over a cache that a TensorScatter updates, in graph order.
 
-    Masks and rotary embeddings are told by their values, and each kind of block is run in ONNX Runtime beside
-    CachedAttention's reference: one that computes something else is refused, with the difference.
+    Masks and rotary embeddings are recognised by their values, and each kind of block is run in ONNX Runtime beside
+    CachedAttention's reference: one that computes something else is unsupported, with the difference.
     """
     if not any(is_op(node, "TensorScatter") for node in model.graph):
         return []
     matcher = _Matcher(model)
-    found: list[CacheAttention | RefusedAttention] = []
+    found: list[CacheAttention | UnsupportedAttention] = []
     for node in model.graph:
         core = match_core(node)
         if core is None:
             continue
         if isinstance(core, str):
-            found.append(RefusedAttention(node, core))
+            found.append(UnsupportedAttention(node, core))
             continue
         try:
             found.append(matcher.match(core))
         except ValueError as error:
-            found.append(RefusedAttention(node, str(error)))
+            found.append(UnsupportedAttention(node, str(error)))
     return found
 
 
 class _Matcher:
-    """What the blocks of a model share is found once: masks, tables, and blocks that differ in weights alone."""
+    """Finds once what blocks of a model share: masks, tables, and blocks that differ only in the weights of norms."""
 
     def __init__(self, model: ir.Model) -> None:
         self._model = model
@@ -68,6 +67,7 @@ class _Matcher:
         self._windows: dict[tuple[ir.Value, int], int] = {}
         self._rotations: dict[tuple[object, ...], Rotation | None] = {}
         self._differences: dict[tuple[object, ...], float] = {}
+        self._contents: dict[ir.Value, object] = {}
 
     def match(self, core: Core) -> CacheAttention:
         """Raises ValueError with the reason why CachedAttention does not serve it."""
@@ -121,13 +121,16 @@ class _Matcher:
         norms = [source.norm for source in normed]
         if norms[0] is None or norms[1] is None or norms[0].epsilon != norms[1].epsilon:
             return q, k, q_rotation
+        if any(self._is_shared(norm.value, after.value) for norm, after in zip(normed, (q, k), strict=True)):
+            return q, k, q_rotation  # values that are keys, normed the same way, read the keys' norm, too
         return normed[0], normed[1], q_rotation
 
     def _projection(
         self, value: ir.Value, heads: int, head_dim: int, capacity: int, only_layout: bool = False
     ) -> tuple[Projection, Rotation | None]:
         source = in_front_of_rotation(value, heads, head_dim, self._position, self._depends)
-        key = (self._fingerprint([value], [source.value]), heads, capacity)
+        sizes = (source.value.dtype, source.layout, heads, head_dim, capacity)
+        key = (self._fingerprint([value], [source.value], ()), *sizes)
         if key not in self._rotations:
             self._rotations[key] = rotation_of(self._model, source, value, head_dim, capacity)
         rotation = self._rotations[key]
@@ -135,17 +138,28 @@ class _Matcher:
             return by_head(value, heads), None
         return source, rotation
 
-    def _fingerprint(self, outputs: Sequence[ir.Value], stop: Sequence[ir.Value]) -> tuple[object, ...]:
-        """Equal for parts of the graph that compute the same: what comes from lengths alone counts by identity."""
+    def _fingerprint(
+        self, outputs: Sequence[ir.Value], stop: Sequence[ir.Value], weights: Sequence[ir.Value]
+    ) -> tuple[object, ...]:
+        """Equal for parts of the graph that compute the same from `stop` and `weights`, whatever these hold. Constants
+        count by content, values that come from lengths by identity."""
         names: dict[ir.Value, object] = {value: ("stop", index) for index, value in enumerate(stop)}
+        names |= {value: ("weight", index) for index, value in enumerate(weights)}
         lines: list[object] = []
         nodes = self._between(outputs, stop)
         for number, node in enumerate(sorted(nodes, key=self._position.__getitem__)):
-            attributes = tuple((name, str(a.value)) for name, a in sorted(node.attributes.items()))
-            operands = tuple(None if v is None else names.get(v) or _content(v) for v in node.inputs)
-            lines.append((node.op_type, operands, attributes))
+            attributes = tuple((name, _attribute(a)) for name, a in sorted(node.attributes.items()))
+            operands = tuple(None if v is None else names.get(v) or self._content(v) for v in node.inputs)
+            lines.append((node.domain, node.op_type, operands, attributes))
             names |= {output: (number, index) for index, output in enumerate(node.outputs)}
         return (tuple(lines), tuple(names.get(value) for value in outputs))
+
+    def _content(self, value: ir.Value) -> object:
+        """A constant by its numbers, any other value by itself."""
+        if value not in self._contents:
+            tensor = get_const_tensor(value)
+            self._contents[value] = value if tensor is None else _numbers(tensor)
+        return self._contents[value]
 
     def _between(self, outputs: Sequence[ir.Value], stop: Sequence[ir.Value]) -> set[ir.Node]:
         """The nodes that compute `outputs` from `stop`: those that data passes."""
@@ -168,6 +182,11 @@ class _Matcher:
             passes(value)
         return nodes
 
+    def _is_shared(self, first: ir.Value, last: ir.Value) -> bool:
+        """Whether something else reads what is computed between the two."""
+        nodes = self._between([last], [first])
+        return escaping_use([v for node in nodes for v in node.outputs if v is not last], nodes) is not None
+
     def _nodes(self, block: CacheAttention) -> Iterator[ir.Node]:
         """The block's nodes in graph order. Raises ValueError where something else needs what they compute."""
         sources = [part.value for part in (block.query, block.key, block.value)]
@@ -181,10 +200,12 @@ class _Matcher:
 
     def _check(self, block: CacheAttention) -> None:
         sources = [part.value for part in (block.query, block.key, block.value)]
+        norms = [norm.weight for norm in block.norms or () if norm.weight is not None]
         key = (
-            self._fingerprint([block.result, *block.present], [*sources, *block.past]),
-            block.query.heads,
+            self._fingerprint([block.result, *block.present], [*sources, *block.past], norms),
+            *((part.value.dtype, part.layout, part.heads) for part in (block.query, block.key, block.value)),
             str(block.past[0].shape),
+            *attributes(block).items(),
         )
         if key not in self._differences:
             self._differences[key] = difference(self._model, block)
@@ -218,8 +239,8 @@ def difference(model: ir.Model, block: CacheAttention) -> float:
         assert isinstance(expected, tuple)
         y = expected[0].numpy()
         actual = found[0] if block.result_layout == Layout.FLAT else laid_out(found[0], Layout.FLAT)
-        for theirs, ours in zip((actual, *found[1:]), (y, *(e.numpy() for e in expected[1:])), strict=True):
-            worst = max(worst, relative_error(theirs, ours))
+        computed = [y, *(cache.numpy() for cache in expected[1:])]
+        worst = max(worst, relative_error(found=[actual, *found[1:]], expected=computed))
     return worst
 
 
@@ -292,9 +313,11 @@ def _sizes(core: Core, past: Sequence[ir.Value]) -> tuple[int, int, int, int]:
 
 
 def _with_norm(source: Projection, head_dim: int) -> Projection:
-    # Of each head, and not of all together.
+    # A norm of each head, not of all heads together.
     norm = None if source.layout == Layout.FLAT else match_rms_norm(source.value, head_dim)
-    found = None if norm is None else in_front_of_layout(norm.x, source.heads, head_dim)
+    if norm is None or norm.x.dtype != source.value.dtype:
+        return source
+    found = in_front_of_layout(norm.x, source.heads, head_dim)
     return source if found is None else replace(found, norm=norm)
 
 
@@ -315,9 +338,14 @@ def _equal(a: Rotation, b: Rotation) -> bool:
     return a is b or (a.kind == b.kind and np.array_equal(a.cos, b.cos) and np.array_equal(a.sin, b.sin))
 
 
-def _content(value: ir.Value) -> object:
-    """What tells a value from outside of a part: a small constant's numbers, a large one's shape, else itself."""
-    tensor = get_const_tensor(value)
-    if tensor is None:
-        return value
-    return (str(tensor.shape), tensor.numpy().tobytes() if tensor.size <= 64 else "")
+def _numbers(tensor: ir.TensorProtocol) -> tuple[object, ...]:
+    return tensor.dtype, *tensor.shape.numpy(), hashlib.sha256(tensor.tobytes()).digest()
+
+
+def _attribute(attribute: ir.Attr) -> object:
+    """Equal for attributes of equal content; a graph equals only itself."""
+    if attribute.type == ir.AttributeType.TENSOR:
+        return _numbers(attribute.as_tensor())
+    if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+        return attribute
+    return str(attribute.value)

@@ -1,7 +1,5 @@
 """Attention as ONNX Runtime's optimizer and onnxruntime-genai write it: one MultiHeadAttention node."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.ir.nodes import operand, optional_operand

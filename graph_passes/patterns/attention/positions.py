@@ -1,6 +1,4 @@
-"""What a decoder's mask and rotary embedding are, by the values that they take at positions of the cache."""
-
-from __future__ import annotations
+"""Recognises a decoder's mask and rotary embedding by their values at positions of the cache."""
 
 from collections.abc import Iterator
 
@@ -42,8 +40,8 @@ def window_of(model: ir.Model, mask: ir.Value, capacity: int) -> int:
 def rotation_of(
     model: ir.Model, source: Projection, rotated: ir.Value, head_dim: int, capacity: int
 ) -> Rotation | None:
-    """The rotary embedding between `source`, without its norm, and `rotated` [batch, heads, new, head_dim]; None where
-    it is none."""
+    """The rotary embedding between `source`, without its norm, and `rotated` [batch, heads, new, head_dim]; None for
+    other functions."""
     part = Part(model, [source.value], [rotated])
     new = min(_NEW, capacity)
     past = [0, (capacity - new) // 2, capacity - new]

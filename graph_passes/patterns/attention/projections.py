@@ -1,7 +1,5 @@
 """Where queries, keys and values come from: what lies in front of rotary embeddings, norms and changes of layout."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
@@ -10,7 +8,7 @@ from trt_nvfp4.graph_passes.ir.nodes import constant_integers, is_op, operand
 from trt_nvfp4.graph_passes.patterns.attention.evaluate import depends_on_data, leaves_of
 from trt_nvfp4.graph_passes.subgraphs.attention import Layout, Projection
 
-# Operators whose result is linear in operand 0 alone.
+# Operators whose result is linear in operand 0 and in no other operand.
 _OF_FIRST = (
     *("Neg", "Slice", "Split", "Reshape", "Transpose", "Cast", "Identity", "Unsqueeze", "Squeeze", "Gather"),
     "RotaryEmbedding",
@@ -26,15 +24,15 @@ def by_head(value: ir.Value, heads: int) -> Projection:
 def in_front_of_rotation(
     value: ir.Value, heads: int, head_dim: int, position: Mapping[ir.Node, int], known: dict[ir.Value, bool]
 ) -> Projection:
-    """The farthest tensor of all heads that `value` [batch, heads, new, head_dim] is a linear function of, beside
-    lengths. `known` remembers what depends on data."""
+    """The farthest tensor of all heads, of its type, that `value` [batch, heads, new, head_dim] is linear in,
+    beside lengths. `known` remembers what depends on data."""
     found = by_head(value, heads)
     frontier = {value}
     while True:
         if len(frontier) == 1:
             (only,) = frontier
             layout = _layout(only, heads, head_dim)
-            if layout is not None:
+            if layout is not None and only.dtype == value.dtype:
                 found = Projection(only, layout, heads)
         last = max(frontier, key=lambda value: _place(value, position))
         operands = _linear_operands(last, known)
@@ -58,7 +56,7 @@ def in_front_of_layout(value: ir.Value, heads: int, head_dim: int) -> Projection
 
 
 def split_source(parts: Sequence[ir.Value]) -> ir.Value | None:
-    """What `parts` are, in order and together, along the last axis: outputs of one Split, or neighbouring Slices."""
+    """The value whose last axis consists of `parts` in order: outputs of one Split, or neighbouring Slices."""
     producers = [part.producer() for part in parts]
     first = producers[0]
     if is_op(first, "Split") and all(node is first for node in producers):
@@ -85,7 +83,7 @@ def _place(value: ir.Value, position: Mapping[ir.Node, int]) -> int:
 
 
 def _linear_operands(value: ir.Value, known: dict[ir.Value, bool]) -> list[ir.Value] | None:
-    """What data the node that computes `value` is linear in; None where it is not."""
+    """The operands that the node of `value` is linear in; None where it is not linear."""
     node = value.producer()
     if node is None or node.domain:
         return None

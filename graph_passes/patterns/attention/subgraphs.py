@@ -1,46 +1,44 @@
 """Attention blocks over caches as subgraphs that a plan decides on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.patterns.attention.match import RefusedAttention, match_attentions
+from trt_nvfp4.graph_passes.patterns.attention.match import UnsupportedAttention, match_attentions
 from trt_nvfp4.graph_passes.patterns.names import subgraph_name
-from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.subgraphs.attention import AttentionSubgraph
+from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
 
 
 def attention_subgraphs(
     model: ir.Model, position: Mapping[ir.Node, int], taken: set[str]
-) -> Iterator[tuple[int, Subgraph]]:
+) -> Iterator[tuple[int, AttentionSubgraph]]:
     """(place in the graph, subgraph) of every attention over a cache; `taken` are names in use."""
     for found in match_attentions(model):
         core = found.core
         assert core.name is not None
-        name = subgraph_name([core], "attention", taken, part="attention")
-        result = core.outputs[0] if isinstance(found, RefusedAttention) else found.result
-        if isinstance(found, RefusedAttention):
+        name = subgraph_name([core], AttentionSubgraph.kind, taken, part="attention")
+        result = core.outputs[0] if isinstance(found, UnsupportedAttention) else found.result
+        if isinstance(found, UnsupportedAttention):
             yield (
                 position[core],
-                Subgraph(
+                AttentionSubgraph(
                     name=name,
-                    kind="attention",
                     nodes=(core.name,),
                     input=core.inputs[0].name or "" if core.inputs[0] is not None else "",
                     output=result.name or "",
                     shapes={},
                     activation="",
                     dtype=_dtype(result),
-                    refusal=found.reason,
+                    unsupported=Reason(ReasonCode.NOT_REPLACEABLE, found.reason),
+                    attention=None,
                 ),
             )
             continue
         yield (
             position[core],
-            Subgraph(
+            AttentionSubgraph(
                 name=name,
-                kind="attention",
                 nodes=tuple(str(node.name) for node in found.nodes),
                 input=found.query.value.name or "",
                 output=result.name or "",
@@ -53,7 +51,6 @@ def attention_subgraphs(
                 },
                 activation="",
                 dtype=_dtype(found.past[0]),
-                refusal=None,
                 attention=found,
             ),
         )

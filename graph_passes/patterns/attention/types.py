@@ -1,6 +1,4 @@
-"""What every way of writing attention over a cache comes down to."""
-
-from __future__ import annotations
+"""Attention over a cache before its mask and positions are known, whatever operators it is written in."""
 
 from dataclasses import dataclass
 

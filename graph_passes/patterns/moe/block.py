@@ -1,7 +1,5 @@
 """Searches the MoE block of one router: its experts, where it ends, and its routing, by the values that it makes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from trt_nvfp4.graph_passes.patterns.moe.fit import Fit, routing_constants, scal
 from trt_nvfp4.graph_passes.patterns.moe.probe import Probe, ProbeError
 from trt_nvfp4.graph_passes.patterns.moe.routing import Choice, candidates
 from trt_nvfp4.graph_passes.patterns.moe.selected_weights import ALIASES
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, Moe, Routing
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear, Mlp, Moe, Routing
 from trt_nvfp4.graph_passes.subgraphs.values import as_torch, constant
 from trt_nvfp4.plugins.ops.moe_routing import MAX_EXPERTS, MAX_TOP_K
 
@@ -29,8 +27,8 @@ _REPEATING = ("Expand", "Gather", "GatherND", "Tile")
 
 
 @dataclass(frozen=True)
-class RefusedMoe:
-    """What looks like an MoE block but is none that can be replaced; `reason` names the node that is in the way."""
+class UnsupportedMoe:
+    """A block that looks like an MoE block and cannot be replaced; `reason` names the node in the way."""
 
     router: Linear
     choices: tuple[Choice, ...]
@@ -64,8 +62,8 @@ class BlockMatcher:
         self._escape: str | None = None  # how what the logits decide is seen outside of any block
         self.other_x: ir.Value | None = None
 
-    def match(self) -> Moe | RefusedMoe | None:
-        """The widest block whose values are those of an MoE, or why there is none; None if it is no MoE at all."""
+    def match(self) -> Moe | UnsupportedMoe | None:
+        """The widest block whose values are those of an MoE, or why it cannot be replaced; None if it is not an MoE."""
         closures = {value: self._closure(value) for value in self._merges()}
         try:
             for value, nodes in closures.items():
@@ -78,9 +76,9 @@ class BlockMatcher:
             if self._escape is not None and (experts := self._experts(self._inside_nodes())[0]):
                 if len(experts) >= 2 * self._experts_count:
                     self._check_counts(experts)
-                raise _RefusalError(f"an intermediate is used elsewhere: {self._escape}")
-        except _RefusalError as refusal:
-            return RefusedMoe(self._router, self._choices, str(refusal))
+                raise _UnsupportedError(f"an intermediate is used elsewhere: {self._escape}")
+        except _UnsupportedError as error:
+            return UnsupportedMoe(self._router, self._choices, str(error))
         return None
 
     def _merges(self) -> Iterator[ir.Value]:
@@ -151,10 +149,10 @@ class BlockMatcher:
                 return (), None  # the block ends further on
             if len(matches) > 1:
                 names = ", ".join(f"'{mlp.down.multiply.name}'" for mlp, _ in matches)
-                raise _RefusalError(f"it has several MLPs with stacked experts, which end in {names}")
-            (mlp, refusal), size = matches[0], stack_size(matches[0][0].up)
-            if refusal is not None:
-                raise _RefusalError(refusal)
+                raise _UnsupportedError(f"it has several MLPs with stacked experts, which end in {names}")
+            (mlp, unsupported), size = matches[0], stack_size(matches[0][0].up)
+            if unsupported is not None:
+                raise _UnsupportedError(unsupported)
             if size != self._experts_count or stack_size(mlp.down) != size:
                 found = (
                     f"weights '{mlp.up.weight.stored.name}' and '{mlp.down.weight.stored.name}' stack {size} and "
@@ -163,7 +161,7 @@ class BlockMatcher:
                 )
                 if self._picks(mlp.up) or self._picks(mlp.down):
                     raise ModelError(f"{found}; export the model with all experts")
-                raise _RefusalError(f"{found}; NVFP4MoE serves routers that choose among such experts alone")
+                raise _UnsupportedError(f"{found}; NVFP4MoE needs a router that chooses among exactly these experts")
             return experts_of(mlp), own[0] if own else None
         if len(own) < 2:
             return (), None
@@ -173,7 +171,7 @@ class BlockMatcher:
         return tuple(own), None
 
     def _picks(self, linear: Linear) -> bool:
-        """What is chosen picks the matrices of `linear` as it is: one that is not there can be among them."""
+        """Whether the chosen numbers pick matrices of `linear` unchecked: one of them may not exist."""
         for node in linear.weight_nodes:
             if is_op(node, "Gather", "GatherND"):
                 indices = operand(node, 1)
@@ -189,9 +187,9 @@ class BlockMatcher:
         for linear in self._context.linears.values():
             match = match_mlp(linear, self._context.linears) if linear.multiply in inside else None
             if match is not None and all(part.multiply in inside for part in match[0].linears):
-                mlp, refusal = match
-                if refusal is not None:
-                    raise _RefusalError(f"of the MLP that ends in '{linear.multiply.name}', {refusal}")
+                mlp, unsupported = match
+                if unsupported is not None:
+                    raise _UnsupportedError(f"of the MLP that ends in '{linear.multiply.name}', {unsupported}")
                 found.append(mlp)
         return found
 
@@ -204,22 +202,24 @@ class BlockMatcher:
             advice = "export the model with all of them (transformers: experts_implementation='batched_mm')"
             if len(experts) > count:
                 advice = "NVFP4MoE serves one block per router, with one shared expert at most"
-            raise _RefusalError(
+            raise _UnsupportedError(
                 f"the router '{self._router.multiply.name}' chooses among {count} experts, and the block has "
                 f"{len(experts)}; {advice}"
             )
         top_k = max(choice.k for choice in self._choices if choice.size == count)
         if count > MAX_EXPERTS or top_k > MAX_TOP_K:
-            raise _RefusalError(
+            raise _UnsupportedError(
                 f"NVFP4MoE serves at most {MAX_TOP_K} of {MAX_EXPERTS} experts per token, here are {top_k} of {count}"
             )
         features = experts[0].up.weight.shape[1]
         if self._x.shape is not None and self._x.shape[-1] != features:
-            raise _RefusalError(f"its experts read rows of {features}, and '{self._x.name}' has {self._x.shape[-1]}")
+            raise _UnsupportedError(
+                f"its experts read rows of {features}, and '{self._x.name}' has {self._x.shape[-1]}"
+            )
         first = _signature(experts[0])
         for index, mlp in enumerate(experts):
             if _signature(mlp) != first:
-                raise _RefusalError(
+                raise _UnsupportedError(
                     f"its experts differ: expert {index}, which ends in node '{mlp.down.multiply.name}', is "
                     f"{_description(mlp)}, expert 0 is {_description(experts[0])}"
                 )
@@ -231,7 +231,7 @@ class BlockMatcher:
         choices = [choice for choice in self._choices if choice.node in present]
         choices.sort(key=lambda choice: choice.size == self._experts_count)  # stable: the last one chooses experts
         if not choices or choices[-1].size != self._experts_count:
-            raise _RefusalError("its experts do not depend on a TopK or ArgMax over all of them")
+            raise _UnsupportedError("its experts do not depend on a TopK or ArgMax over all of them")
         linears = [self._context.multiplies[node] for node in nodes if node in self._context.multiplies]
         try:
             probe = Probe(self._x, self._logits, choices[-1].k, nodes, linears, self._context.opset)
@@ -239,7 +239,7 @@ class BlockMatcher:
         except ProbeError as error:
             if len(closures) > 1:  # the last may take a shape that x does not have
                 return self._fit(experts, shared, dict(list(closures.items())[:-1]))
-            raise _RefusalError(str(error)) from error
+            raise _UnsupportedError(str(error)) from error
         keys, *values = map(_rows, zip(*runs, strict=True))
         keys = keys if choices[-1].largest else -keys
         shapes = [tuple(value.shape) for value in runs[0][1:]]
@@ -257,14 +257,14 @@ class BlockMatcher:
         ends = self._ends(Fit(probe, experts, list(given), numbers), shared, merges)
         if ends:
             return self._block(probe, experts, ends, closures)
-        raise _RefusalError(self._misfit(fits[0], choices[-1]))
+        raise _UnsupportedError(self._misfit(fits[0], choices[-1]))
 
     def _ends(
         self,
         fit: Fit,
         shared: Mlp | None,
         merges: Iterable[tuple[ir.Value, list[ir.Node], torch.Tensor, tuple[int, ...]]],
-    ) -> list[_End]:
+    ) -> "list[_End]":
         """Those of `merges` (value, nodes, values, shape) that the experts of `fit` make, and how."""
         added = fit.shared(shared, None) if shared is not None else torch.zeros(())
         routing, gate, total = None, None, torch.zeros(())
@@ -298,12 +298,12 @@ class BlockMatcher:
                 f"what follows {choice} is a weighted sum of the chosen experts for typical tokens, but not for "
                 f"{fit.exception}"
             )
-        return f"what follows {choice} is no weighted sum of the experts that it chooses"
+        return f"what follows {choice} is not a weighted sum of the experts that it chooses"
 
     def _shared(
         self, nodes: Iterable[ir.Node], experts: Sequence[Mlp], known: Mlp | None
     ) -> tuple[Mlp, Linear | None] | None:
-        """The MLP among `nodes` that is none of the experts, and the linear to one number that gates it."""
+        """The MLP among `nodes` beside the experts, and the linear to one number that gates it."""
         if known is not None:
             return None
         inside = set(nodes)
@@ -329,21 +329,21 @@ class BlockMatcher:
         self,
         probe: Probe,
         experts: tuple[Mlp, ...],
-        ends: Sequence[_End],
+        ends: "Sequence[_End]",
         closures: Mapping[ir.Value, list[ir.Node]],
     ) -> Moe:
         """The widest block whose output can take the place of one of `ends`."""
         dtype = experts[0].up.weight.dtype
         x = next((value for value in self._aliases if value.dtype == dtype and self._as_router_reads(value)), None)
         if x is None:
-            raise _RefusalError(f"the router's input '{self._router.x.name}' has no copy of type {dtype.name}")
+            raise _UnsupportedError(f"the router's input '{self._router.x.name}' has no copy of type {dtype.name}")
         leading = probe.shape_of(self._logits)[:-1]
         widest = [end for end in reversed(ends) if end.y.dtype in (dtype, None)]
         # Best an output in the router's own shape, as long as it leaves no shared expert outside.
         widest.sort(key=lambda end: (end.shared is None, end.shape[:-1] != leading))
         widest = [end for end in widest if end.shape[:-1] in (leading, probe.shape_of(self._x)[:-1])]
         if not widest:
-            raise _RefusalError(f"its output '{ends[0].y.name}' has another type than its experts")
+            raise _UnsupportedError(f"its output '{ends[0].y.name}' has another type than its experts")
 
         def block(end: _End, routed: Moe | None = None) -> Moe:
             nodes = self._removable(end.y, closures[end.y], (x, *(end.routing.given or ())))
@@ -374,7 +374,7 @@ class BlockMatcher:
                 if node in multiplies or not of_experts.isdisjoint(variables(node)):
                     of_experts.update(node.outputs)
             kept = [v for node in closure if node not in nodes for v in node.outputs if v in of_experts]
-            raise _RefusalError(f"an intermediate is used elsewhere: {escaping_use(kept, set(closure))}")
+            raise _UnsupportedError(f"an intermediate is used elsewhere: {escaping_use(kept, set(closure))}")
 
     def _as_router_reads(self, value: ir.Value) -> bool:
         """`value` has the leading dimensions of the router's input."""
@@ -411,13 +411,13 @@ class _End:
 
 
 def _rows(runs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The values of all runs as [tokens, features]; none where they are no rows of one length."""
+    """The values of all runs as [tokens, features]; empty where their rows differ in length."""
     rows = [value.reshape(-1, value.shape[-1]) if value.dim() else value.reshape(1, 1) for value in runs]
     return torch.cat(rows) if len({row.shape for row in rows}) == 1 else torch.zeros(0)
 
 
 def _signature(mlp: Mlp) -> tuple[object, ...]:
-    """What all experts of a block have in common."""
+    """The properties that all experts of a block share."""
     return mlp.gate is not None, mlp.activation, mlp.alpha, mlp.limit, mlp.up.weight.shape, mlp.down.weight.shape
 
 
@@ -426,5 +426,5 @@ def _description(mlp: Mlp) -> str:
     return f"{inputs}-{intermediate}-{outputs} {mlp.activation}{'' if mlp.gate is None else ', gated'}"
 
 
-class _RefusalError(Exception):
+class _UnsupportedError(Exception):
     """Why a block cannot be replaced."""

@@ -1,6 +1,4 @@
-"""What the searches for all MoE blocks of a model share."""
-
-from __future__ import annotations
+"""State that the searches for all MoE blocks of a model share."""
 
 from collections.abc import Mapping
 
@@ -9,11 +7,11 @@ from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.ir.nodes import is_op
 from trt_nvfp4.graph_passes.patterns.moe.experts import match_stacked_linear
-from trt_nvfp4.graph_passes.subgraphs.types import Linear
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear
 
 
 class Context:
-    """What all blocks of a model share."""
+    """Linears and constants of a model that all its blocks share."""
 
     def __init__(self, model: ir.Model, linears: Mapping[ir.Value, Linear]) -> None:
         self.nodes = list(model.graph)
@@ -30,5 +28,5 @@ class Context:
 
 
 def variables(node: ir.Node) -> list[ir.Value]:
-    """The inputs of `node` that are no constants."""
+    """The inputs of `node` without constants."""
     return [value for value in node.inputs if value is not None and get_const_tensor(value) is None]

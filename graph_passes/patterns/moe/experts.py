@@ -1,7 +1,5 @@
 """Matches the experts of an MoE block: matrices stacked in one constant, or one MLP per expert."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -11,7 +9,7 @@ from onnx_ir.convenience import get_const_tensor
 from trt_nvfp4.graph_passes.ir.last_axis import keeps_last_axis
 from trt_nvfp4.graph_passes.ir.nodes import FLOATS, constant_integers, ints_attribute, is_op, operand
 from trt_nvfp4.graph_passes.patterns.mlp import match_mlp
-from trt_nvfp4.graph_passes.subgraphs.types import Bias, Linear, Mlp, Weight
+from trt_nvfp4.graph_passes.subgraphs.parts import Bias, Linear, Mlp, Weight
 
 
 def match_stacked_linear(node: ir.Node) -> Linear | None:

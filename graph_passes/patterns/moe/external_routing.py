@@ -3,8 +3,6 @@
 The model goes on computing these values, and the op that replaces what follows them takes them as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 
@@ -13,7 +11,7 @@ import torch
 
 from trt_nvfp4.graph_passes.ir.nodes import FLOATS, rank
 from trt_nvfp4.graph_passes.patterns.moe.routing import Candidate
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Routing
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear, Routing
 from trt_nvfp4.plugins.ops.moe_routing import MAX_TOP_K
 
 _INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)

@@ -1,7 +1,5 @@
 """Finds the routing under which the experts of a block give the values that the block computes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -12,7 +10,7 @@ from onnx_ir.convenience import get_const_tensor
 from trt_nvfp4.graph_passes.ir.nodes import FLOATS
 from trt_nvfp4.graph_passes.patterns.moe.probe import Probe
 from trt_nvfp4.graph_passes.patterns.moe.routing import Candidate, weights
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, Routing
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear, Mlp, Routing
 from trt_nvfp4.graph_passes.subgraphs.values import as_torch, constant
 
 _TOLERANCE = 1e-3
@@ -21,7 +19,7 @@ _FAR = 1e-2
 
 
 class Fit:
-    """What the block's experts compute in a probe, to compare the block's values with.
+    """The results of the block's experts in a probe, to compare the block's values with.
 
     `exception` says for which samples no routing makes the block's values, where one does for the typical ones.
     """
@@ -70,8 +68,8 @@ class Fit:
     def _differ(
         self, a: torch.Tensor, b: torch.Tensor, samples: torch.Tensor, tolerance: float = _TOLERANCE
     ) -> torch.Tensor:
-        """Those of `samples` (their numbers) for which a [tokens, features] differs from b, which holds their rows
-        alone, by what counts among those of their scale."""
+        """Those of `samples` (their numbers) for which a [tokens, features] differs from b, which holds only
+        their rows, by what counts among those of their scale."""
         differ, difference = torch.ones(len(b), dtype=torch.bool), (a[samples] - b).abs()
         for scale in set(self._scales[samples].tolist()):
             rows = self._scales[samples] == scale
@@ -111,7 +109,7 @@ class Fit:
         return nearest if abs(nearest - factor) < _TOLERANCE * factor else factor
 
     def shared(self, mlp: Mlp, gate: Linear | None) -> torch.Tensor:
-        """What the shared expert adds."""
+        """The output of the shared expert."""
         out = self._probe.expert(mlp, self._tokens)
         return out if gate is None else out * self._probe.sigmoid(gate, self._tokens)
 

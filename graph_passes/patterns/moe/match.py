@@ -4,8 +4,6 @@ What lies between the router's logits and the block's output is recognised by it
 batched, gathered, masked and looped spellings are all covered by one rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
 
@@ -13,18 +11,20 @@ import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.ir.nodes import is_op, operand
 from trt_nvfp4.graph_passes.patterns.give_ups import gave_up
-from trt_nvfp4.graph_passes.patterns.moe.block import BlockMatcher, RefusedMoe
+from trt_nvfp4.graph_passes.patterns.moe.block import BlockMatcher, UnsupportedMoe
 from trt_nvfp4.graph_passes.patterns.moe.context import Context
 from trt_nvfp4.graph_passes.patterns.moe.router import logits_of, scored
 from trt_nvfp4.graph_passes.patterns.moe.routing import Choice, match_choice
 from trt_nvfp4.graph_passes.patterns.moe.selected_weights import ALIASES, Selections
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Moe
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear, Moe
 
 
-def match_moes(model: ir.Model, linears: Mapping[ir.Value, Linear], selections: Selections) -> list[Moe | RefusedMoe]:
+def match_moes(
+    model: ir.Model, linears: Mapping[ir.Value, Linear], selections: Selections
+) -> list[Moe | UnsupportedMoe]:
     """The MoE blocks of the main graph, whose linears with matrices of their own are `linears`.
 
-    What is none by its values counts as a refused one where `selections` say that its choice selects weights.
+    A block that is not an MoE by its values counts as unsupported where its choice selects weights by `selections`.
 
     Raises:
         ModelError: a TopK takes more experts than there are, or picks matrices that are not there.
@@ -54,7 +54,7 @@ def match_moes(model: ir.Model, linears: Mapping[ir.Value, Linear], selections: 
         if match is None:
             router = f"router '{linears[logits].multiply.name}'"
             gave_up("moe", group[-1].node, f"no experts' MLPs lie between {router} and where its choice is used")
-        elif isinstance(match, RefusedMoe):
+        elif isinstance(match, UnsupportedMoe):
             gave_up("moe", group[-1].node, match.reason)
     found = [match for match in matches if isinstance(match, Moe) or _selects(match, selections)]
     return [*shares.values(), *found]
@@ -86,11 +86,11 @@ def _of_a_part(choice: Choice) -> bool:
     return is_op(node, "Slice")
 
 
-def _selects(match: RefusedMoe | None, selections: Selections) -> TypeGuard[RefusedMoe]:
+def _selects(match: UnsupportedMoe | None, selections: Selections) -> TypeGuard[UnsupportedMoe]:
     return match is not None and any(selections.selects_weights(choice, match.router.y) for choice in match.choices)
 
 
-def _match(context: Context, router: Linear, choices: Sequence[Choice]) -> Moe | RefusedMoe | None:
+def _match(context: Context, router: Linear, choices: Sequence[Choice]) -> Moe | UnsupportedMoe | None:
     """The block of one router, whose experts read what it reads or else another tensor (Gemma 4's their own norm)."""
     (*_, choice) = (choice for choice in choices if choice.size == router.weight.shape[0])
     logits = scored(choice, router.y)

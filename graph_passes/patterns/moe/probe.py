@@ -1,11 +1,9 @@
 """Runs a block of the graph on random inputs, with random matrices of rank 1 in place of its weights.
 
 An MoE block is recognised by what it computes: exporters spell choosing, dispatching and summing in too many ways for a
-pattern each. Of rank 1, a matrix costs no more than a vector, so that the probe of a block with gigabytes of weights
+pattern each. A matrix of rank 1 costs no more than a vector, so that the probe of a block with gigabytes of weights
 takes milliseconds and reads none of them.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 
@@ -20,14 +18,14 @@ from trt_nvfp4.common.onnx_runtime import onnxruntime
 from trt_nvfp4.common.widen import widen_node
 from trt_nvfp4.graph_passes.ir.nodes import is_op, operand, optional_operand
 from trt_nvfp4.graph_passes.patterns.moe.probe_inputs import draw
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, Weight
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear, Mlp, Weight
 from trt_nvfp4.graph_passes.subgraphs.values import bias_rows, constant
 from trt_nvfp4.plugins.ops.activation import Activation, activate, gate
 
 # Sizes of all unknown dimensions but the last, in order; the last takes what makes the tokens of a run.
 _SIZES = (2, 3, 5, 7)
 _TOKENS = (10, 300)
-# Of a tensor with the values of all experts for all tokens of a run, where the block computes them all.
+# Values of a tensor that holds all experts' results for all tokens of a run, where the block computes them all.
 _VALUES = 1 << 24
 _HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 # What a probe may take, unless the weights of the block take more: a probe has the sizes that a model fixes.
@@ -39,7 +37,7 @@ _LARGEST_CONSTANT = 1 << 24
 
 
 class ProbeError(Exception):
-    """The block cannot be run apart from the rest of the model; the message says why, as a refusal."""
+    """The block cannot be run apart from the rest of the model; the message says why."""
 
 
 class Probe:
@@ -129,7 +127,7 @@ class Probe:
         return self._shapes[value]
 
     def expert(self, mlp: Mlp, x: torch.Tensor) -> torch.Tensor:
-        """What `mlp` makes of the rows x, in float64."""
+        """`mlp` of the rows x, in float64."""
         up = self._linear(mlp.up, x)
         activation = Activation[mlp.activation.upper()]
         if mlp.gate is None:
@@ -157,7 +155,7 @@ class Probe:
         return row, column[weight.rows] * np.float32(weight.scale)
 
     def _stored_factors(self, stored: ir.Value) -> tuple[np.ndarray, np.ndarray]:
-        """Of a constant [..., p, q]: [..., p, 1] and [..., 1, q]; their product has rank 1."""
+        """Two factors [..., p, 1] and [..., 1, q] for a constant [..., p, q]; their product has rank 1."""
         if stored not in self._factors:
             tensor = get_const_tensor(stored)
             assert tensor is not None
@@ -231,7 +229,7 @@ class Probe:
             return
         if tensor.size > _LARGEST_CONSTANT:
             raise ProbeError(
-                f"weight '{value.name}' is read by node '{node.name}' ({node.op_type}), which is no linear of an expert"
+                f"weight '{value.name}' is read by node '{node.name}' ({node.op_type}), not by a linear of an expert"
             )
         array = np.asarray(constant(value))
         is_half = tensor.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

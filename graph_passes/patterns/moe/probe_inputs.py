@@ -1,7 +1,5 @@
 """The tokens and router logits that a block is probed with: typical ones, and those on which special cases show."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -73,8 +71,9 @@ def _typical(generator: np.random.Generator, count: int, experts: int) -> np.nda
 
 
 def _grouped(experts: int) -> Iterator[tuple[np.ndarray, str]]:
-    """Every second group has a better expert than the others, which have two good ones each: by its best expert alone,
-    or by its best two, another group is chosen. Typical scores seldom tell which, as one of them outweighs the rest."""
+    """Every second group has a better expert than the others, which have two good ones each: ranking groups by
+    their best expert and by their best two chooses different groups. Typical scores seldom show which ranking it is, as
+    one of them outweighs the rest."""
     for size in (size for size in range(2, experts // 2 + 1) if experts % size == 0):
         for best in (0, 1):
             logits = np.full((experts // size, size), -3.0)

@@ -1,7 +1,5 @@
 """Matches routers: linears by whose outputs the model chooses weights, in whichever way it applies these."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
@@ -10,7 +8,7 @@ from onnx_ir.convenience import get_const_tensor
 from trt_nvfp4.graph_passes.ir.nodes import is_op, operand
 from trt_nvfp4.graph_passes.patterns.moe.routing import Choice, match_choice
 from trt_nvfp4.graph_passes.patterns.moe.selected_weights import ALIASES, Selections
-from trt_nvfp4.graph_passes.subgraphs.types import Linear
+from trt_nvfp4.graph_passes.subgraphs.parts import Linear
 from trt_nvfp4.plugins.ops.moe_routing import MAX_EXPERTS
 
 # From a choice back to the router's linear: scores, correction bias, groups, masks.
@@ -64,7 +62,7 @@ def logits_of(choice: Choice, linears: Mapping[ir.Value, Linear]) -> ir.Value | 
 
 
 def scored(choice: Choice, logits: ir.Value) -> ir.Value:
-    """What the softmax, sigmoid or softplus in front of `choice` reads: `logits`, or what is made of them."""
+    """The operand of the softmax, sigmoid or softplus in front of `choice`: `logits`, or a value computed from them."""
     read: set[ir.Value] = set()
     seen = {logits}
     pending = [choice.keys]

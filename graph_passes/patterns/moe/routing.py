@@ -1,6 +1,4 @@
-"""What a router does with its logits, told from values: which experts it chooses, and how it weighs them."""
-
-from __future__ import annotations
+"""Recognises by values how a router's logits choose experts and weigh them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +9,7 @@ import torch
 
 from trt_nvfp4.graph_passes.ir.nodes import constant_integers, is_op, operand
 from trt_nvfp4.graph_passes.patterns.moe.probe_inputs import Samples
-from trt_nvfp4.graph_passes.subgraphs.types import Routing
+from trt_nvfp4.graph_passes.subgraphs.parts import Routing
 from trt_nvfp4.plugins.ops.moe_routing import Scoring, route, scores_of
 
 _TOLERANCE = 1e-4

@@ -1,7 +1,5 @@
 """Tells whether a choice selects weights, as a router's does, or only values: classes, action bins, tokens to keep."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 
 import onnx_ir as ir
@@ -23,16 +21,16 @@ _MAX_NODES = 48
 
 
 class Selections:
-    """What choices do in a graph, of whose values `linears` are outputs of linears.
+    """Where choices select weights in a graph; `linears` are the outputs of its linears.
 
-    A choice meets other values at gates: nodes that read it, or what is computed of it and of the router's output
-    alone, together with something else. Where these take matrices from a constant, or where different indices go
-    together with different products, the choice selects weights.
+    A choice meets other values at gates: nodes that read it, or values that are computed from only it and the
+    router's output, together with something else. Where these take matrices from a constant, or where different indices
+    go together with different products, the choice selects weights.
     """
 
     def __init__(self, graph: ir.Graph, linears: Collection[ir.Value]) -> None:
         self._graph = graph
-        # By value that is no constant: the one product or input that it is computed of, None where there are several.
+        # By value other than a constant: the one product or input that it is computed of, None where there are several.
         # Values that only shapes and constants make have no entry.
         self._origins: dict[ir.Value, ir.Value | None] = {value: value for value in graph.inputs}
         for node in graph:

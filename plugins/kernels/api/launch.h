@@ -10,6 +10,10 @@
 
 #include "api/trt_nvfp4.h"
 
+// In front of functions that a library may be linked without (plugins/compile/kernel_groups.py): their address is then
+// null, which require_linked() reports.
+#define TRT_NVFP4_OPTIONAL __attribute__((weak))
+
 namespace trt_nvfp4 {
 
 // Records the process's first unread error (see trtNvfp4LastError) and hands `status` back.

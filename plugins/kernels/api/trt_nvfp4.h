@@ -57,6 +57,10 @@ typedef enum {
     // A decoder's layers in one launch: float16 or bfloat16, at most 16 tokens in all, heads of a multiple of 16 up to
     // 128, every K and number of rows a multiple of 32, on a GPU that can launch all blocks together.
     TRT_NVFP4_TACTIC_DECODER = 11,
+    // Linear attention, d_k and d_v multiples of 16 up to 256: token by token with the state in registers; by chunks of
+    // 64 tokens on tensor cores, of float16 or bfloat16 with no decay or one per head, as many query heads as KV heads.
+    TRT_NVFP4_TACTIC_RECURRENT = 12,
+    TRT_NVFP4_TACTIC_CHUNKED = 13,
 } TrtNvfp4Tactic;
 
 #define TRT_NVFP4_MAX_TACTICS 8
@@ -289,6 +293,47 @@ typedef struct {
     void* present;                      // where it is not past, all is copied first
 } TrtNvfp4DecoderArgs;
 
+// Bits: whether there is a decay, whether beta and the delta correction.
+typedef enum {
+    TRT_NVFP4_RULE_LINEAR = 0,
+    TRT_NVFP4_RULE_GATED = 1,
+    TRT_NVFP4_RULE_DELTA = 2,
+    TRT_NVFP4_RULE_GATED_DELTA = 3,
+} TrtNvfp4UpdateRule;
+
+// ONNX's LinearAttention, see docs/reference/ops.md; states may be at one address.
+typedef struct {
+    TrtNvfp4DataType dtype, state_dtype;
+    TrtNvfp4UpdateRule rule;
+    float scale;  // 0: 1 / sqrt(key_dim)
+    TrtNvfp4Tactic tactic;
+    int64_t batch, tokens, heads, kv_heads, key_dim, value_dim;
+    int64_t decay_dim;       // of a KV head: 1 or key_dim; read when gated
+    int64_t beta_heads;      // 1 or kv_heads; read when delta
+    void const* query;       // T [batch, tokens, heads, key_dim]
+    void const* key;         // T [batch, tokens, kv_heads, key_dim]
+    void const* value;       // T [batch, tokens, kv_heads, value_dim]
+    void const* past_state;  // [batch, kv_heads, key_dim, value_dim]; null: zeros
+    void const* decay;       // T [batch, tokens, kv_heads, decay_dim], logarithms
+    void const* beta;        // T [batch, tokens, beta_heads]
+    void* y;                 // T [batch, tokens, heads, value_dim]
+    void* present_state;     // [batch, kv_heads, key_dim, value_dim]
+} TrtNvfp4LinearAttentionArgs;
+
+// ONNX's CausalConvWithState: y[c][t] = act(bias[c] + sum over j of weight[c][j] * x[c][t - width + 1 + j]), the state
+// being what lies before x. States may be at one address.
+typedef struct {
+    TrtNvfp4DataType dtype;
+    int32_t silu;
+    int64_t batch, channels, tokens, width;
+    void const* x;           // T [batch, channels, tokens]
+    void const* weight;      // T [channels, width]
+    void const* bias;        // T [channels]; null: zeros
+    void const* past_state;  // T [batch, channels, width - 1]; null: zeros
+    void* y;                 // T [batch, channels, tokens]
+    void* present_state;     // T [batch, channels, width - 1]
+} TrtNvfp4CausalConvArgs;
+
 // Workspace in bytes. Needs no GPU, reads no pointer and grows with m, so a query at the largest m serves all: TensorRT
 // asks on a machine without a GPU. Of AUTO it is what any sensible tactic needs on any GPU.
 TrtNvfp4Status trtNvfp4LinearWorkspace(TrtNvfp4LinearArgs const* args, size_t* bytes);
@@ -299,6 +344,8 @@ TrtNvfp4Status trtNvfp4MoeWorkspace(TrtNvfp4MoeArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4Fp8MoeWorkspace(TrtNvfp4Fp8MoeArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4AttentionWorkspace(TrtNvfp4AttentionArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4DecoderWorkspace(TrtNvfp4DecoderArgs const* args, size_t* bytes);
+TrtNvfp4Status trtNvfp4LinearAttentionWorkspace(TrtNvfp4LinearAttentionArgs const* args, size_t* bytes);
+TrtNvfp4Status trtNvfp4CausalConvWorkspace(TrtNvfp4CausalConvArgs const* args, size_t* bytes);
 
 // Reads no pointer, nor args->tactic. Without a GPU the answer is that of a GPU that has no kernels of its own.
 TrtNvfp4Status trtNvfp4LinearTactics(TrtNvfp4LinearArgs const* args, TrtNvfp4Tactics* tactics);
@@ -309,6 +356,8 @@ TrtNvfp4Status trtNvfp4MoeTactics(TrtNvfp4MoeArgs const* args, TrtNvfp4Tactics* 
 TrtNvfp4Status trtNvfp4Fp8MoeTactics(TrtNvfp4Fp8MoeArgs const* args, TrtNvfp4Tactics* tactics);
 TrtNvfp4Status trtNvfp4AttentionTactics(TrtNvfp4AttentionArgs const* args, TrtNvfp4Tactics* tactics);
 TrtNvfp4Status trtNvfp4DecoderTactics(TrtNvfp4DecoderArgs const* args, TrtNvfp4Tactics* tactics);
+TrtNvfp4Status trtNvfp4LinearAttentionTactics(TrtNvfp4LinearAttentionArgs const* args, TrtNvfp4Tactics* tactics);
+TrtNvfp4Status trtNvfp4CausalConvTactics(TrtNvfp4CausalConvArgs const* args, TrtNvfp4Tactics* tactics);
 
 // `workspace` is 256-byte aligned device memory of at least the queried size; its content is arbitrary before and
 // after.
@@ -321,6 +370,10 @@ TrtNvfp4Status trtNvfp4Fp8Moe(TrtNvfp4Fp8MoeArgs const* args, void* workspace, s
 TrtNvfp4Status trtNvfp4Attention(TrtNvfp4AttentionArgs const* args, void* workspace, size_t bytes,
                                  TrtNvfp4Stream stream);
 TrtNvfp4Status trtNvfp4Decoder(TrtNvfp4DecoderArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
+TrtNvfp4Status trtNvfp4LinearAttention(TrtNvfp4LinearAttentionArgs const* args, void* workspace, size_t bytes,
+                                       TrtNvfp4Stream stream);
+TrtNvfp4Status trtNvfp4CausalConv(TrtNvfp4CausalConvArgs const* args, void* workspace, size_t bytes,
+                                  TrtNvfp4Stream stream);
 
 // The first error recorded in this process since the last call, or "" if none; reading it clears it. Exported from the
 // plugin library, because TensorRT swallows what fails in a workspace query or in serialization.

@@ -62,6 +62,15 @@ inline TrtNvfp4Status require_workspace(char const* op, size_t needed, size_t gi
                                                         " bytes, " + std::to_string(needed) + " are needed");
 }
 
+// `linked`: whether the kernels that a call may need at some shape have an address (TRT_NVFP4_OPTIONAL).
+inline TrtNvfp4Status require_linked(char const* op, bool linked, char const* kernels) {
+    if (linked) return TRT_NVFP4_SUCCESS;
+    return record_error(
+        TRT_NVFP4_UNSUPPORTED,
+        std::string(op) + ": the kernels " + kernels +
+            " were not linked into this plugin library; build the engine again, or with --set all-kernels=yes");
+}
+
 inline TrtNvfp4Status unsupported_tactic(char const* op, TrtNvfp4Tactic tactic) {
     return record_error(
         TRT_NVFP4_UNSUPPORTED,

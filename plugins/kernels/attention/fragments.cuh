@@ -3,9 +3,9 @@
 //
 // E4M3 caches become float16 in registers: by an instruction for two neighbours where there is one, elsewhere by shifts
 // and masks, since the bits of E4M3 in float16's fields are 2^-8 times the value, exactly, and the factor goes into
-// scales. A register of ldmatrix holds four neighbours. Of values, 0 and 2 go to one operand register, 1 and 3 to the
-// other, which is an order of the output's columns; of keys, whatever costs least, an order of the head's dimensions
-// that queries are stored in too.
+// scales. A register of ldmatrix holds four neighbours. For values, 0 and 2 go to one operand register, 1 and 3 to the
+// other, which permutes the output's columns; for keys, the cheapest order, a permutation of the head's dimensions that
+// queries are stored in too.
 #pragma once
 
 #include <type_traits>
@@ -77,8 +77,10 @@ __device__ __forceinline__ void e4m3_pairs(uint32_t codes, uint32_t& even, uint3
         odd = ptx::e4m3_to_half2<1>(parted);
         return;
     }
+    // The largest magnitude, 0x7f, is E4M3's NaN; one more bit of exponent makes it float16's.
     auto const spread = [](uint32_t high_bytes) {
-        return (high_bytes & 0x80008000u) | (high_bytes >> 1 & 0x3f803f80u);
+        uint32_t const magnitudes = high_bytes >> 1 & 0x3f803f80u;
+        return (high_bytes & 0x80008000u) | magnitudes | ((magnitudes + 0x00800080u) & 0x40004000u);
     };
     even = spread(codes << 8);
     odd = spread(codes);

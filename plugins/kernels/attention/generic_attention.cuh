@@ -70,7 +70,7 @@ __global__ __launch_bounds__(kGenericThreads) void generic_attention(Args<T> arg
     for (int i = threadIdx.x; i < args.head_dim; i += kGenericThreads) {
         float value = 0.0f;
         for (int w = 0; w < kGenericWarps; ++w) value += sums[w][i] * expf(maxima[w] - top);
-        y[i] = ptx::from_float<T>(total > 0.0f ? value * factor : 0.0f);
+        y[i] = ptx::from_float<T>(total == 0.0f ? 0.0f : value * factor);  // NaN stays NaN
     }
 }
 

@@ -55,8 +55,8 @@ __device__ __forceinline__ void rotate_halves(float (&row)[kLaneDims], Args<T> c
     }
 }
 
-// Elements lane, lane + 32, ... of a head that is given as x [head_dim], up to kLaneDims of them. All that is read is
-// asked for at once. All lanes of a warp call this.
+// Elements lane, lane + 32, ... of a head that is given as x [head_dim], up to kLaneDims of them. All loads
+// are issued together. All lanes of a warp call this.
 template <int kLaneDims, typename T>
 __device__ __forceinline__ void head_row(float (&row)[kLaneDims], Args<T> const& args, T const* x, int head,
                                          int position) {

@@ -12,17 +12,18 @@ struct Partials;
 
 // `head_dim` is a multiple of 16 and at most 256; `queries` as prepare leaves them (decode: or null).
 template <typename T, bool kFp8>
-TrtNvfp4Status launch_decode(Args<T> const& args, void const* queries, Partials const& partials, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status launch_decode(Args<T> const& args, void const* queries, Partials const& partials,
+                                                cudaStream_t stream);
 template <typename T, bool kFp8>
-TrtNvfp4Status launch_prefill(Args<T> const& args, void const* queries, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status launch_prefill(Args<T> const& args, void const* queries, cudaStream_t stream);
 
 // By wgmma (SM90), of 16-bit caches.
 constexpr bool serves_wide_prefill(int head_dim) { return head_dim > 64 && head_dim <= 128; }
 template <typename T>
-TrtNvfp4Status launch_wide_prefill(Args<T> const& args, void const* queries, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status launch_wide_prefill(Args<T> const& args, void const* queries, cudaStream_t stream);
 
 // Blocks of decode that find room on an SM at once.
-int decode_blocks_per_sm(int head_dim, bool fp8, int shared_bytes_per_sm);
+TRT_NVFP4_OPTIONAL int decode_blocks_per_sm(int head_dim, bool fp8, int shared_bytes_per_sm);
 
 // Calls f with the smallest size of head that the kernels are compiled for and that holds `head_dim`.
 template <typename F>

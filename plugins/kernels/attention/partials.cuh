@@ -28,7 +28,7 @@ struct Finish {
         shrink = top == -INFINITY ? 0.0f : ptx::exp2(largest - top);
         float const total = weight * shrink + (sink == -INFINITY ? 0.0f : ptx::exp2(sink - top));
         float const scale = kFp8 ? args.value_scale[head / args.group] * kE4m3InHalf : 1.0f;
-        factor = total > 0.0f ? scale * shrink / total : 0.0f;
+        factor = total == 0.0f ? 0.0f : scale * shrink / total;
     }
 };
 

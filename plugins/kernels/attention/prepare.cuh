@@ -106,15 +106,15 @@ __device__ __forceinline__ void prepare_wide(Args<T> const& args, Operand<T, kFp
     }
 }
 
-// `queries` null: keys and values alone.
+// `queries` null: only keys and values.
 template <typename T, bool kFp8, int kLaneDims>
 __global__ __launch_bounds__(kPrepareThreads, 2) void prepare(Args<T> args, Operand<T, kFp8>* queries) {
     wait_for_kernels_before();
     let_next_kernel_start();
     int const first = queries == nullptr ? args.heads : 0;
     int const heads = args.heads + 2 * args.kv_heads - first;
-    int const job = static_cast<int>(blockIdx.x * (kPrepareThreads / 32) + threadIdx.x / 32);
-    int const token = job / heads, head = first + job % heads, batch = blockIdx.y;
+    int const item = static_cast<int>(blockIdx.x * (kPrepareThreads / 32) + threadIdx.x / 32);
+    int const token = item / heads, head = first + item % heads, batch = blockIdx.y;
     if (token >= args.tokens) return;
     Sequence const sequence(args, batch);
     int const position = sequence.past + token;
@@ -142,8 +142,8 @@ template <typename T, bool kFp8>
 TrtNvfp4Status launch_prepare(Args<T> const& args, Operand<T, kFp8>* queries, cudaStream_t stream) {
     return dispatch_head_dim(args.head_dim, [&](auto size) {
         constexpr int kWarps = kPrepareThreads / 32;
-        int64_t const jobs = int64_t{args.tokens} * ((queries == nullptr ? 0 : args.heads) + 2 * args.kv_heads);
-        dim3 const blocks(static_cast<unsigned>((jobs + kWarps - 1) / kWarps), args.batch);
+        int64_t const items = int64_t{args.tokens} * ((queries == nullptr ? 0 : args.heads) + 2 * args.kv_heads);
+        dim3 const blocks(static_cast<unsigned>((items + kWarps - 1) / kWarps), args.batch);
         return launch_kernel(prepare<T, kFp8, decltype(size)::value / 32>, blocks, kPrepareThreads, 0, true, stream,
                              "attention prepare", args, queries);
     });

@@ -25,7 +25,7 @@ __device__ __forceinline__ int share_of(int a, int b, int64_t c) {
     return quotient;
 }
 
-// Of the sequence for which wanted(batch, first_slot, splits) holds. All lanes of a warp call this.
+// The share of the sequence for which wanted(batch, first_slot, splits) holds. All lanes of a warp call this.
 template <typename T, typename Wanted>
 __device__ Share find_share(Args<T> const& args, int slots, int block_keys, Wanted wanted) {
     int const lane = threadIdx.x % 32;

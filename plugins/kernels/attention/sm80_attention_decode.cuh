@@ -2,7 +2,7 @@
 // heads that share it, and a part of one sequence's keys (shares.cuh). Each warp streams its own blocks of keys and
 // values through shared memory by cp.async, waits for no other warp, and multiplies by mma.sync; at the end the warps'
 // sums are added in a fixed order. Where one block has all rows of a KV head it also prepares queries and appends keys
-// and values, while the first old keys are under way.
+// and values, while the first old keys are in flight.
 #pragma once
 
 #include "attention/head_row.cuh"
@@ -21,7 +21,7 @@ struct Decode {
     static constexpr int kStageBytes = 2 * Sizes::kBytes;
     static constexpr int kWarpBytes = kStages * kStageBytes;
     static constexpr int kLaneDims = kHeadDim / 32;
-    // Of a warp's sums, in place of its stages: eight rows on banks of their own.
+    // Pitch of a warp's sums, in place of its stages: eight rows on banks of their own.
     static constexpr int kSumPitch = kHeadDim + 8;
     static constexpr int kQueryBytes = kRows * kQueryPitch<kHeadDim>;
     static constexpr int kSharedBytes = kQueryBytes + kWarps * kWarpBytes;
@@ -30,13 +30,13 @@ struct Decode {
 };
 
 // What a block has to do, whoever asks.
-struct DecodeJob {
+struct DecodeItem {
     Share share;
     int past, begin, end;  // keys
     uint64_t cached;       // bytes in front of the first key of the sequence's
 
     template <typename T>
-    __device__ __forceinline__ DecodeJob(Args<T> const& args, int slots, int kv_head, int block_keys, int row_bytes)
+    __device__ __forceinline__ DecodeItem(Args<T> const& args, int slots, int kv_head, int block_keys, int row_bytes)
         : share(find_share(args, slots, block_keys, [](int, int first, int splits) {
               int const slot = blockIdx.x;
               return first <= slot && slot < first + splits;
@@ -73,11 +73,11 @@ __global__ __launch_bounds__(
     int const rows = min(args.rows() - row0, kRows);
     int const row_bytes = args.head_dim * (kFp8 ? 1 : 2);
     wait_for_kernels_before();
-    DecodeJob const job(args, partials.slots, kv_head, Config::kKeys, row_bytes);
+    DecodeItem const item(args, partials.slots, kv_head, Config::kKeys, row_bytes);
     let_next_kernel_start();
-    Share const share = job.share;
+    Share const share = item.share;
     if (share.batch < 0) return;
-    int const past = job.past, begin = job.begin, end = job.end, slot = blockIdx.x;
+    int const past = item.past, begin = item.begin, end = item.end, slot = blockIdx.x;
 
     // Stages of this warp.
     uint32_t const query_tile = ptx::shared_address(shared);
@@ -86,7 +86,7 @@ __global__ __launch_bounds__(
     auto const load = [&](int i) {
         int const key = first_key(i);
         if (key < end) {
-            uint64_t const offset = job.cached + static_cast<uint64_t>(key) * row_bytes;
+            uint64_t const offset = item.cached + static_cast<uint64_t>(key) * row_bytes;
             uint32_t const stage = stages + i % Config::kStages * Config::kStageBytes;
             auto const copy = [&](uint32_t tile, void const* cache) {
                 copy_tile<kFp8, kHeadDim, Config::kKeys, 32>(tile, static_cast<uint8_t const*>(cache) + offset,

@@ -1,5 +1,5 @@
 // Attention of many new tokens: a block takes rows of a KV head, all heads that share it, token by token, and walks the
-// keys that they attend to; the next keys and values are under way while these are multiplied.
+// keys that they attend to; the next keys and values are in flight while these are multiplied.
 #pragma once
 
 #include "attention/partials.cuh"

@@ -22,6 +22,10 @@ __device__ __forceinline__ void let_next_kernel_start() {
 #endif
 }
 
+// Whether the loaded code of a kernel holds the wait above, so that it may start early. The PTX that it was made of
+// decides and not the GPU, which may be newer.
+inline bool can_start_early(cudaFuncAttributes const& attributes) { return attributes.ptxVersion >= 90; }
+
 inline cudaLaunchAttribute programmatic_attribute() {
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -44,15 +48,20 @@ TrtNvfp4Status allow_shared_memory(void (*kernel)(Parameters...), size_t bytes, 
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), name);
 }
 
-// Launches a kernel that waits for those before it; where `programmatic` is false the stream waits instead. `shared`:
-// bytes of dynamic shared memory, which blocks may have; `cluster`: neighbouring blocks that run together. Not <<<>>>,
-// behind which only cudaGetLastError tells of a failure: that may be one of the caller's, before.
+// Launches a kernel that waits for those before it; where `programmatic` is false, or its code cannot wait, the stream
+// waits instead. `shared`: bytes of dynamic shared memory, which blocks may have; `cluster`: neighbouring blocks that
+// run together. Not <<<>>>, behind which only cudaGetLastError tells of a failure: that may be one of the caller's,
+// before.
 template <typename... Parameters, typename... Arguments>
 TrtNvfp4Status launch_allowed(void (*kernel)(Parameters...), dim3 blocks, unsigned cluster, int threads, size_t shared,
                               bool programmatic, cudaStream_t stream, char const* name, Arguments&&... arguments) {
     cudaLaunchAttribute attributes[2];
     unsigned count = 0;
-    if (programmatic) attributes[count++] = programmatic_attribute();
+    if (programmatic) {
+        cudaFuncAttributes code{};
+        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaFuncGetAttributes(&code, kernel), name));
+        if (can_start_early(code)) attributes[count++] = programmatic_attribute();
+    }
     if (cluster > 1) {
         attributes[count].id = cudaLaunchAttributeClusterDimension;
         attributes[count++].val.clusterDim = {cluster, 1, 1};

@@ -10,7 +10,7 @@
 
 namespace trt_nvfp4 {
 
-// Of those that are clamped, what is done to the gate then; SWIGLU_CLAMPED's linear factor is `alpha`.
+// For clamped activations: the function of the clamped gate; SWIGLU_CLAMPED's linear factor is `alpha`.
 struct SmoothActivation {
     float linear, cubic;  // times -log2(e)
     bool fits;            // whether it is the activation

@@ -1,9 +1,17 @@
 // A decoder's layers in one launch as its kernel sees them.
 //
-// What blocks hand each other are words of a value and its layer (sm80_w4a16_token.cuh): nothing is erased and no fence
-// keeps an order. One layer's words are enough. A value of a layer's input needs all of the layer before: every
-// residual and every hidden value, all of attention's sums, every query, key and value, and so the end of every task
-// that read what is now overwritten. Tasks that read nothing that matters wait for it all the same.
+// Blocks exchange tagged words (exchange/tagged_words.cuh): nothing is erased and no fence keeps an order.
+//
+//     buffer           writer                 readers                       what must precede an overwrite
+//     input            down of layer l - 1    kQkv, residual of kOutput     one layer's words are enough: a value of
+//     qkv              kQkv                   attention                     the next layer's input needs every
+//     attended         attention, combine     kOutput                       residual and hidden value of this one, all
+//     middle           kOutput                kUp, residual of kDown        of attention's sums, every query, key and
+//     hidden           kUp                    kDown                         value, and so the end of every task that
+//     sums, softmaxes  attention, split       combine                       read what is then overwritten; tasks that
+//     logits           experts' router        every block's choice          read nothing of it wait all the same
+//     partials         tasks of a split       all blocks, same phase        the same
+//     caches           attention's own block  the same block                each layer has its own
 #pragma once
 
 #include "attention/few_rows.cuh"
@@ -14,7 +22,7 @@ namespace trt_nvfp4::decoder {
 
 constexpr int kMostTokens = 16;             // of a launch, whatever their sequences
 constexpr int kMostHeads = 4096;            // as what Divisor divides allows
-constexpr int kRows = attention::kFewRows;  // of a KV head that one of attention's jobs takes
+constexpr int kRows = attention::kFewRows;  // of a KV head that one of attention's work items takes
 // Of a mixture of experts, and of what its router reads.
 constexpr int kMostExperts = 256, kMostChosen = 32, kMostScored = 4096;
 
@@ -33,7 +41,7 @@ struct Experts {
     T const* router;         // [layers, count, hidden]
     w4a16::Partial* logits;  // [m, count]
 
-    // Of an expert's gate and up, and of its hidden values.
+    // Rows of an expert's gate and up, and of its hidden values.
     __device__ __forceinline__ int rows() const { return 2 * intermediate; }
     __device__ __forceinline__ int tiles() const { return rows() / w4a16::kTileRows; }
     __device__ __forceinline__ int chunks() const { return intermediate / w4a16::kChunk; }
@@ -55,12 +63,12 @@ struct DecoderArgs : w4a16::PhasesArgs<T, kProjections> {
 
     attention::Args<T> attention;  // of layer 0; its qkv and y are not read
     int64_t cache_bytes;           // of a layer's keys, which its values follow
-    // Attention's jobs: `slots` for every KV head and kRows of it, each of as many `job_rows` as the call has.
-    int slots, job_rows, attention_warps;
+    // Attention's work items: `slots` for every KV head and kRows of it, each of as many `item_rows` as the call has.
+    int slots, item_rows, attention_warps;
     // Heads of a KV head, heads, tokens of a sequence, and eights of a head.
     Divisor by_group, by_heads, by_sequence, by_eights;
-    w4a16::Partial* sums;       // [kv_heads * chunks, slots, job_rows, head_dim]
-    w4a16::Partial* softmaxes;  // [kv_heads * chunks, slots, job_rows, 2]
+    w4a16::Partial* sums;       // [kv_heads * chunks, slots, item_rows, head_dim]
+    w4a16::Partial* softmaxes;  // [kv_heads * chunks, slots, item_rows, 2]
 
     __device__ __forceinline__ w4a16::Step step(int phase) const {
         int const layer = by_phases.of(phase), at = phase - layer * (kUp + 2 * turns);
@@ -70,13 +78,13 @@ struct DecoderArgs : w4a16::PhasesArgs<T, kProjections> {
     }
     __device__ __forceinline__ int chunks() const { return (attention.rows() + kRows - 1) / kRows; }
     __device__ __forceinline__ int64_t place(int pair, int slot, int row) const {
-        return (int64_t{pair} * slots + slot) * job_rows + row;
+        return (int64_t{pair} * slots + slot) * item_rows + row;
     }
     // A layer's keys from their first row on.
     __device__ __forceinline__ uint8_t* keys_of(int layer) const {
         return static_cast<uint8_t*>(attention.keys) + 2 * layer * cache_bytes;
     }
-    // Made anew wherever it is asked for: kept in registers, a layer's pointers would spill.
+    // Recomputed at each use: a layer's pointers kept in registers would spill.
     __device__ __forceinline__ attention::Args<T> attention_of(int layer) const {
         asm volatile("" : "+r"(layer));
         attention::Args<T> call = attention;

@@ -3,7 +3,7 @@
 // Blocks score experts by turns, and hand each other the logits; then every block chooses by itself, all the same. A
 // token's chosen experts are one MLP: their gates and ups, one behind the other, are its rows, and so its hidden values
 // are K of down, whose tiles run through the chosen experts' weights. What an expert weighs, and the tensor scale of
-// its down, goes into its hidden values. Weights of experts cannot be on their way before the choice.
+// its down, goes into its hidden values. Weights of experts cannot be in flight before the choice.
 //
 // Tokens take turns, first with up, then with down: their experts are few of many, seldom the same, and no block waits
 // between one token's tiles and the next one's.
@@ -38,7 +38,7 @@ struct Choice {
 };
 struct NoChoice {};
 
-// The weights of a phase, as w4a16::fill_phases asks for them.
+// The weights of a phase, as w4a16::produce_phases asks for them.
 template <typename T>
 struct ExpertWeights {
     DecoderArgs<T> const& args;
@@ -118,7 +118,7 @@ __device__ __forceinline__ float add_eight(uint4 a, uint4 b, float sum) {
     return sum;
 }
 
-// The only token's logits of the experts that are this block's, by all warps that multiply.
+// The only token's logits of the experts that are this block's, by all consumer warps.
 template <typename T>
 __device__ __forceinline__ void score_token(DecoderArgs<T> const& args, Words<T> const& from, float* squares,
                                             float* rms) {
@@ -140,9 +140,9 @@ __device__ __forceinline__ void score_token(DecoderArgs<T> const& args, Words<T>
     }
     auto const sum_up = [&](float part) {
         part = ptx::warp_sum(part);
-        w4a16::meet();  // others may still read
+        w4a16::sync_warps();  // others may still read
         if (lane == 0) squares[warp] = part;
-        w4a16::meet();
+        w4a16::sync_warps();
         part = 0.0f;
 #pragma unroll
         for (int i = 0; i < kWarps; ++i) part += squares[i];
@@ -174,7 +174,7 @@ __device__ __forceinline__ void score_tokens(DecoderArgs<T> const& args, Words<T
     Experts<T> const& of = args.experts;
     constexpr int kBatch = 2;
     int const lane = threadIdx.x % 32;
-    w4a16::meet();  // others may still read what the layer before left
+    w4a16::sync_warps();  // others may still read what the layer before left
 #pragma unroll 1
     for (int token = threadIdx.x / 32; token < args.m; token += kWarps) {
         w4a16::TokenInput<T, false> const row{nullptr, from.words + token * from.k, from.layer, from.k, nullptr, 0.0f};
@@ -276,7 +276,8 @@ __device__ __forceinline__ void choose_experts(DecoderArgs<T> const& args, int l
     __syncwarp();
 }
 
-// A layer's choices, for who multiplies and for the fillers, and each token's 1 / rms. `from`: the first token's.
+// A layer's choices, for who multiplies and for the producer warps, and each token's 1 / rms. `from`: the first
+// token's.
 template <typename T, class Shared>
 __device__ __forceinline__ void route(DecoderArgs<T> const& args, Words<T> const& from, Shared& shared,
                                       uint32_t chosen) {
@@ -303,7 +304,7 @@ __device__ __forceinline__ void route(DecoderArgs<T> const& args, Words<T> const
         }
         ptx::mbarrier_arrive(chosen);  // all lanes, which compute-sanitizer's racecheck needs to see the order
     }
-    w4a16::meet();
+    w4a16::sync_warps();
 }
 
 // Threads that choose, all lanes of a warp together.

@@ -1,5 +1,5 @@
 // One projection of a layer by all blocks: each awaits what it reads, multiplies its tiles of rows by its part of K,
-// and hands over what becomes of the sums.
+// and publish what becomes of the sums.
 #pragma once
 
 #include "decoder/decoder_args.cuh"
@@ -14,7 +14,7 @@ struct TileSums {
     typename Tile::Sums own[kWarps], next[Tile::kShares ? kWarps : 1];
 };
 
-// Of a launch whose up and down are by MlpTile.
+// Shared memory of a launch whose up and down use MlpTile.
 template <class Tile, class MlpTile>
 struct ProjectionShared {
     static constexpr int kTokens = Tile::kTokens;
@@ -28,7 +28,7 @@ struct ProjectionShared {
     std::conditional_t<MlpTile::kExperts, Choice, NoChoice> choices[kTokens];
 };
 
-// The tokens of a phase: one alone where a tile is one token's.
+// The tokens of a phase: only one where a tile holds one token.
 template <class Tile, typename T>
 __device__ __forceinline__ int tokens_of(DecoderArgs<T> const& args) {
     return Tile::kTokens == 1 ? 1 : args.m;
@@ -56,7 +56,7 @@ class Epilogue {
         if (row_ < rows_) bias_ = bias_of(p, layer_, rows_, row_);
     }
 
-    // Of one of the phase's tokens; asked for early, since it is a trip to L2.
+    // The residual of one of the phase's tokens; loaded early, since it is a trip to L2.
     __device__ __forceinline__ float residual(int token) const {
         if ((which_ != kOutput && which_ != kDown) || row_ >= rows_) return 0.0f;
         uint32_t const* const words = which_ == kOutput ? args_.input : args_.middle;
@@ -94,7 +94,7 @@ class Epilogue {
         return ptx::to_float(static_cast<T const*>(p.bias)[int64_t{matrix} * rows + row]);
     }
 
-    // Of a chosen expert's row, or of a sum over all of them.
+    // Scales and bias of a chosen expert's row, or of a sum over all of them.
     __device__ __forceinline__ void read_experts(w4a16::Projection const& p, Choice const& choice) {
         Experts<T> const& of = args_.experts;
         int const first = layer_ * of.count;
@@ -171,14 +171,14 @@ __device__ __forceinline__ void finish_tile(DecoderArgs<T> const& args, Tile& pr
     asm volatile("" : "+r"(index));
     w4a16::WarpTask const task(p, index, threadIdx.x / 32);
     w4a16::Sharers const sharers(task);
-    // Of several tokens also what it read early.
+    // With several tokens also the values read early.
     int const tile = task.first_tile + task.tile;
     Epilogue<Tile, T> const epilogue = Tile::kTokens == 1 ? early : Epilogue<Tile, T>(args, step, tile, shared);
 #pragma unroll 1
     for (int column = 0; column < Tile::kColumns; ++column) {
-        w4a16::meet();  // others may still add up what is here
+        w4a16::sync_warps();  // others may still add up what is here
         products.take_column(sums.own[task.warp], sums.next[Tile::kShares ? task.warp : 0]);
-        w4a16::meet();
+        w4a16::sync_warps();
         int const end = min(m, column * 8 + 8);
 #pragma unroll 1
         for (int token = column * 8 + task.warp - sharers.first; token < end; token += sharers.end - sharers.first) {
@@ -200,7 +200,7 @@ __device__ __forceinline__ void finish_tile(DecoderArgs<T> const& args, Tile& pr
 
 template <class Tile, typename T, class Shared>
 __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w4a16::Step const& step,
-                                        w4a16::Rings<kWarps> const& rings, uint8_t* panel, TileSums<Tile>& sums,
+                                        w4a16::Rings<kWarps> const& rings, uint8_t* staged_tile, TileSums<Tile>& sums,
                                         Shared& shared, [[maybe_unused]] uint32_t chosen) {
     int const warp = threadIdx.x / 32;
     int const m = tokens_of<Tile>(args), chunk_bytes = Tile::chunk_bytes(m);
@@ -219,11 +219,11 @@ __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w
         prefetch_norm(from);
         bool together = false;
         if constexpr (Tile::kTokens == 1) {
-            together = p.split.splits == 1 && p.chunks() <= min(args.shared.panel_chunks, Tile::kHeldChunks);
+            together = p.split.splits == 1 && p.chunks() <= min(args.shared.staged_tile_chunks, Tile::kHeldChunks);
             if (together) {
-                w4a16::meet();  // others may still multiply what is in the panel
-                Tile::stage_normalized(from, args.epsilon, shared.squares, p.chunks(), panel);
-                w4a16::meet();
+                w4a16::sync_warps();  // others may still multiply what is in the staged tile
+                Tile::stage_normalized(from, args.epsilon, shared.squares, p.chunks(), staged_tile);
+                w4a16::sync_warps();
                 staged = 0;
             }
         }
@@ -240,20 +240,20 @@ __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w
         // It is there: all of it came before what is awaited now.
         float const residual = Tile::kTokens == 1 ? early.residual(0) : 0.0f;
         Tile products;
-        for (int begin = task.begin; begin < task.end; begin += args.shared.panel_chunks) {
-            int const end = min(begin + args.shared.panel_chunks, task.end);
+        for (int begin = task.begin; begin < task.end; begin += args.shared.staged_tile_chunks) {
+            int const end = min(begin + args.shared.staged_tile_chunks, task.end);
             if (staged != begin) {
-                w4a16::meet();
-                Tile::stage(from, shared.rms + step.token, begin, end, panel);
+                w4a16::sync_warps();
+                Tile::stage(from, shared.rms + step.token, begin, end, staged_tile);
                 staged = begin;
-                w4a16::meet();
+                w4a16::sync_warps();
             }
             w4a16::WarpTask::Part const part = task.part(end - begin);
             auto const multiply_chunks = [&](int first, int count) {
 #pragma unroll 1
                 for (int chunk = first; chunk < first + count; ++chunk) {
                     uint8_t const* const stage = rings.acquire(warp, position);
-                    products.multiply(stage, panel + chunk * chunk_bytes, m, args.one);
+                    products.multiply(stage, staged_tile + chunk * chunk_bytes, m, args.one);
                     rings.release(warp, position);
                 }
             };

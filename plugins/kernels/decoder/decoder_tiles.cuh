@@ -1,6 +1,6 @@
 // A warp's products of a tile of weights, and perhaps of the next, by the number of tokens: one
 // (sm80_w4a16_token.cuh), or up to 8 kColumns on the tensor cores (sm80_w4a16_product.cuh); and what these multiply:
-// activations that other blocks hand over.
+// activations that other blocks publish.
 #pragma once
 
 #include "w4a16/stream/sm80_w4a16_mlp.cuh"
@@ -26,19 +26,19 @@ __device__ __forceinline__ void prefetch_norm(Words<T> const& from) {
     for (int i = threadIdx.x * 64; i < from.k; i += w4a16::kThreads * 64) ptx::prefetch(from.norm_weight + i);
 }
 
-// 1 / rms of every token, by all warps that multiply: a token is read by several of them where there are few.
+// 1 / rms of every token, by all consumer warps: a token is read by several of them where there are few.
 template <typename T>
 __device__ __forceinline__ void inverse_rms(Words<T> const& from, float epsilon, float* squares, float* rms) {
     constexpr int kBatch = 2;  // of eights that a lane asks for at once
     int const parts = max(kWarps / from.m, 1);
     int const units = (from.k + 255) / 256;  // each eight values a lane
 #pragma unroll 1
-    for (int job = threadIdx.x / 32; job < from.m * parts; job += kWarps) {
-        int const token = job / parts;
+    for (int item = threadIdx.x / 32; item < from.m * parts; item += kWarps) {
+        int const token = item / parts;
         w4a16::TokenInput<T, false> const row{nullptr, from.words + token * from.k, from.layer, from.k, nullptr, 0.0f};
         float sum = 0.0f;
 #pragma unroll 1
-        for (int unit = job % parts; unit < units; unit += kBatch * parts) {
+        for (int unit = item % parts; unit < units; unit += kBatch * parts) {
             row.template read<kBatch>([&](int i) { return (unit + i * parts) * 256 + threadIdx.x % 32 * 8; },
                                       [&](int, uint4 eight) {
                                           T const* const values = reinterpret_cast<T const*>(&eight);
@@ -50,15 +50,15 @@ __device__ __forceinline__ void inverse_rms(Words<T> const& from, float epsilon,
                                       });
         }
         sum = ptx::warp_sum(sum);
-        if (threadIdx.x % 32 == 0) squares[job] = sum;
+        if (threadIdx.x % 32 == 0) squares[item] = sum;
     }
-    w4a16::meet();
+    w4a16::sync_warps();
     if (threadIdx.x < from.m) {
         float sum = 0.0f;
         for (int part = 0; part < parts; ++part) sum += squares[threadIdx.x * parts + part];
         rms[threadIdx.x] = 1.0f / sqrtf(sum / static_cast<float>(from.k) + epsilon);
     }
-    w4a16::meet();
+    w4a16::sync_warps();
 }
 
 template <typename T>
@@ -74,16 +74,16 @@ class TokenTile {
 
     static __host__ __device__ constexpr int chunk_bytes(int) { return w4a16::kTokenChunkBytes; }
 
-    // Chunks [begin, end) to the panel.
+    // Chunks [begin, end) to the staged tile.
     static __device__ __forceinline__ void stage(Words<T> const& from, float const* rms, int begin, int end,
-                                                 uint8_t* panel) {
+                                                 uint8_t* staged_tile) {
         w4a16::TokenInput<T, false> const row{nullptr, from.words, from.layer, from.k, from.norm_weight, rms[0]};
-        w4a16::stage_token<2>(row, begin, end, panel);
+        w4a16::stage_token<2>(row, begin, end, staged_tile);
     }
     // The same of all chunks, and the norm in front: x is read once where few enough chunks are a warp's.
     static constexpr int kHeldChunks = 2 * kWarps;
     static __device__ __forceinline__ void stage_normalized(Words<T> const& from, float epsilon, float* squares,
-                                                            int chunks, uint8_t* panel) {
+                                                            int chunks, uint8_t* staged_tile) {
         constexpr int kHeld = kHeldChunks / kWarps;
         int const lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         int const t = lane / 2 % 4;
@@ -105,7 +105,7 @@ class TokenTile {
         });
         sum = ptx::warp_sum(sum);
         if (lane == 0) squares[warp] = sum;
-        w4a16::meet();
+        w4a16::sync_warps();
         sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < kWarps; ++i) sum += squares[i];
@@ -117,7 +117,7 @@ class TokenTile {
             // What lies beyond the last chunk was computed too, of zeros: no branch parts the chunks' instructions.
             int const chunk = warp + i * kWarps;
             if (chunk >= chunks) continue;
-            uint8_t* const place = panel + chunk * w4a16::kTokenChunkBytes;
+            uint8_t* const place = staged_tile + chunk * w4a16::kTokenChunkBytes;
             *reinterpret_cast<uint4*>(place + (word * 4 + t) * 16) =
                 w4a16::pair_activations<__half>(scale.of<T>(eight));
             if (lane == 0) *reinterpret_cast<float*>(place + w4a16::kTokenFactor) = scale.factor();
@@ -160,9 +160,9 @@ class ColumnTile {
 
     static __host__ __device__ constexpr int chunk_bytes(int m) { return P::chunk_bytes(m); }
 
-    // What the panel has of tokens above m is multiplied too, and nowhere kept.
+    // What the staged tile has of tokens above m is multiplied too, and nowhere kept.
     static __device__ __forceinline__ void stage(Words<T> const& from, float const* rms, int begin, int end,
-                                                 uint8_t* panel) {
+                                                 uint8_t* staged_tile) {
         constexpr int kBatch = 4;
         int const t = threadIdx.x % 32 / 2 % 4;
         int const word = threadIdx.x % 32 / 8 * 2 + threadIdx.x % 2;
@@ -194,8 +194,8 @@ class ColumnTile {
                 if (from.norm_weight != nullptr && inside(i)) {
                     eight = w4a16::normalize(eight, from.norm_weight + offset(i), rms[token(i)]);
                 }
-                w4a16::store_activations<T, kColumns>(panel + chunk(i) * chunk_bytes(from.m), from.m, word, token(i), t,
-                                                      eight);
+                w4a16::store_activations<T, kColumns>(staged_tile + chunk(i) * chunk_bytes(from.m), from.m, word,
+                                                      token(i), t, eight);
             }
         }
     }

@@ -21,6 +21,6 @@ struct DecoderKernel {
 
 // For m tokens; with experts, of heads up to kLargestHeadOfExperts.
 template <typename T, bool kFp8>
-DecoderKernel<T> find_kernel(int m, int head_dim, bool experts);
+TRT_NVFP4_OPTIONAL DecoderKernel<T> find_kernel(int m, int head_dim, bool experts);
 
 }  // namespace trt_nvfp4::decoder

@@ -1,7 +1,7 @@
 // Layers of a decoder of up to 16 tokens in one launch: RMSNorm, queries, keys and values, attention over the caches,
 // output projection, residual, RMSNorm, gated MLP or a mixture of them, residual. One block per SM, all co-resident.
 //
-// Warps of every block keep weights on their way through all phases (sm80_w4a16_phases.cuh), so that while blocks wait
+// Warps of every block keep weights in flight through all phases (sm80_w4a16_phases.cuh), so that while blocks wait
 // for each other, and while they read caches, the next projections' weights come in.
 #pragma once
 
@@ -50,7 +50,7 @@ __global__ __launch_bounds__(w4a16::kBlockThreads,
     };
     __syncthreads();
     if (warp >= kWarps) {
-        w4a16::fill_phases(args, warp - kWarps, rings, weights());
+        w4a16::produce_phases(args, warp - kWarps, rings, weights());
         return;
     }
     hand_over_input(args);
@@ -59,23 +59,24 @@ __global__ __launch_bounds__(w4a16::kBlockThreads,
     if (threadIdx.x < kMostTokens) shared.rms[threadIdx.x] = 0.0f;  // read, not used, where no norm is in front
     __syncwarp();
     // Places of tokens that the call does not have are multiplied, too.
-    for (int i = threadIdx.x; i < args.shared.panel_chunks * Tile::chunk_bytes(args.m) / 16; i += w4a16::kThreads) {
+    for (int i = threadIdx.x; i < args.shared.staged_tile_chunks * Tile::chunk_bytes(args.m) / 16;
+         i += w4a16::kThreads) {
         reinterpret_cast<uint4*>(decoder_bytes + kWarps * args.shared.stages * w4a16::kStageBytes)[i] =
             make_uint4(0u, 0u, 0u, 0u);
     }
-    w4a16::meet();
+    w4a16::sync_warps();
 #pragma unroll 1
     for (int phase = args.program.first_phase; phase < args.program.last_phase; ++phase) {
         // Activations, or what attention stages.
-        uint8_t* const panel = decoder_bytes + kWarps * args.shared.stages * w4a16::kStageBytes;
+        uint8_t* const staged_tile = decoder_bytes + kWarps * args.shared.stages * w4a16::kStageBytes;
         w4a16::Step const step = weights().template step<kProjections>(phase);
-        if (step.which == kOutput) attend<T, kFp8, kHeadDim>(args, step.layer, panel, attention);
+        if (step.which == kOutput) attend<T, kFp8, kHeadDim>(args, step.layer, staged_tile, attention);
         // Made anew, so that attention has the registers.
         w4a16::Rings<kWarps> const own(decoder_bytes, ring_barriers, args.shared.stages);
         if (std::is_same_v<Tile, MlpTile> || step.which < kUp) {
-            project<Tile>(args, phase, step, own, panel, shared.sums, shared, chosen);
+            project<Tile>(args, phase, step, own, staged_tile, shared.sums, shared, chosen);
         } else {
-            project<MlpTile>(args, phase, step, own, panel, shared.mlp_sums, shared, chosen);
+            project<MlpTile>(args, phase, step, own, staged_tile, shared.mlp_sums, shared, chosen);
         }
     }
 }

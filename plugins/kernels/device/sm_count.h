@@ -8,15 +8,15 @@
 
 namespace trt_nvfp4 {
 
-// Of the current GPU.
+// SMs of the current GPU.
 inline TrtNvfp4Status read_sms(int& sms) {
     int device = 0;
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&device), "cudaGetDevice"));
     return check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
 }
 
-// Of kernels in a stream: those of its green context, where it has one. Blocks that wait for each other find no room on
-// others.
+// SMs for kernels in a stream: those of its green context, where it has one. Blocks that wait for each other find no
+// room on others.
 inline TrtNvfp4Status read_sms(cudaStream_t stream, int& sms) {
     static auto* const context_of = driver_function<decltype(cuStreamGetGreenCtx)>("cuStreamGetGreenCtx", 12040);
     static auto* const resource_of =

@@ -8,8 +8,8 @@
 
 namespace trt_nvfp4 {
 
-// Of `rank` dimensions, the innermost first; `strides` in bytes are those of all but that. `instead`: what a driver
-// without tensor maps can do.
+// Encodes a map of `rank` dimensions, the innermost first; `strides`, in bytes, leave that one out. `instead`: the
+// alternative that the error of a driver without tensor maps names.
 inline TrtNvfp4Status encode_tensor_map(CUtensorMap& map, CUtensorMapDataType type, int rank, void const* data,
                                         cuuint64_t const* sizes, cuuint64_t const* strides, cuuint32_t const* box,
                                         CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,

@@ -22,7 +22,6 @@ inline TrtNvfp4Status read_device(cudaStream_t stream, Device& device) {
     TRT_NVFP4_RETURN_IF_ERROR(read_memory_bandwidth(device.bandwidth));
     device.bandwidth *= static_cast<float>(device.sm_count) / static_cast<float>(all_sms);
     device.cooperative = cooperative != 0;
-    device.dependent_launch = device.major >= 9;
     return TRT_NVFP4_SUCCESS;
 }
 

@@ -1,5 +1,5 @@
 // One token's activations as 16-bit integers times a power of two, whose products with weights are summed exactly
-// (sm90_w4a16_product.cuh). The greatest keeps 15 bits.
+// (sm90/common/product.cuh). The greatest keeps 15 bits.
 #pragma once
 
 #include "formats/half_scale.cuh"
@@ -12,7 +12,7 @@ class FixedPoint {
     __device__ __forceinline__ explicit FixedPoint(uint32_t greatest)
         : from_(max(static_cast<int>(greatest >> 23), kExponent + 1)) {}
 
-    // Of eight values of T. No pair is what stands for absent (sm80_w4a16_exchange.cuh), as two times -1 would be.
+    // Eight values of T. No pair equals the sentinel (exchange/sentinels.cuh), as two times -1 would.
     template <typename T>
     __device__ __forceinline__ uint4 of(uint4 eight) const {
         constexpr float kRounds = 0x1.8p23f;  // to integers, which are then the sum's last bits
@@ -28,7 +28,7 @@ class FixedPoint {
         return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
 
-    // Makes them right again; no number if one of the values is none, or infinite.
+    // Undoes the scaling; NaN if one of the values is NaN or infinite.
     __device__ __forceinline__ float factor() const {
         return __uint_as_float(from_ == 255 ? 0x7fffffffu : static_cast<uint32_t>(from_ - kExponent) << 23);
     }

@@ -25,7 +25,7 @@ class HalfScale {
     __device__ __forceinline__ explicit HalfScale(uint32_t greatest, int exponent = kMostExponent)
         : from_(max(static_cast<int>(greatest >> 23), kMostExponent)), to_(exponent) {}
 
-    // Of eight values of T.
+    // The scale of eight values of T.
     template <typename T>
     __device__ __forceinline__ uint4 of(uint4 eight) const {
         T const* const values = reinterpret_cast<T const*>(&eight);
@@ -39,7 +39,7 @@ class HalfScale {
         return make_uint4(halves[0], halves[1], halves[2], halves[3]);
     }
 
-    // Of the power of two that gives a BF16 value the exponent bits that it has as FP16.
+    // Exponent of the power of two that gives a BF16 value the exponent bits that it has as FP16.
     __device__ __forceinline__ int exponent() const { return to_ + 15 - from_; }
 
     // Makes them right again.

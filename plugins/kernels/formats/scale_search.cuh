@@ -15,7 +15,7 @@ __device__ __forceinline__ float inverse_scale(float block_scale, float tensor_s
     return block_scale == 0.0f ? 0.0f : __fdiv_rn(__frcp_rn(tensor_scale), block_scale);
 }
 
-// Of one value: the square of its error under `inverse`.
+// The squared error of one value under `inverse`.
 __device__ __forceinline__ float rounding_loss(float value, float inverse) {
     float const a = __fmul_rn(fabsf(value), inverse);
     // E2M1 has one fraction bit, steps of 0.5 at least and 6 as its largest value: float32 plus 1.5 * 2^22 times the

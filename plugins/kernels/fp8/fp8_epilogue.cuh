@@ -12,7 +12,7 @@
 
 namespace trt_nvfp4 {
 
-// Of a row, that a thread turns into output at a time; the number of columns is a multiple of 8.
+// Columns of a row that a thread turns into output at a time; the number of columns is a multiple of 8.
 constexpr int kFp8Columns = 16;
 
 // Two elements of T, float16 or bfloat16.
@@ -120,7 +120,7 @@ struct Fp8SumsOutput {
     }
 };
 
-// Of a gate and its up, both clamped, what a SmoothActivation makes.
+// A SmoothActivation of a gate and its up, both clamped.
 class SmoothGate {
  public:
     __device__ __forceinline__ explicit SmoothGate(Fp8Gemm const& gemm) : smooth_(gemm.activation, gemm.alpha) {
@@ -204,7 +204,7 @@ class Fp8GatedValues {
 
 struct Fp8GatedOutput {
     static constexpr bool kSplits = false;
-    static constexpr bool kPadded = true;  // of experts: written to the tiles that a job's rows have
+    static constexpr bool kPadded = true;  // of experts: written to the tiles that a work item's rows have
 
     template <class Finish>
     __device__ __forceinline__ static void choose(Fp8Gemm const& gemm, Finish const& finish) {

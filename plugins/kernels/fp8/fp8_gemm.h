@@ -35,20 +35,21 @@ constexpr int kFp8Warps = 4;  // that share a tile; each adds up its own part of
 
 // Tiles of rows x columns by one CTA; of the two CTAs of a cluster, if any, one has the next rows (_rows) or columns
 // (_columns). Asynchronous; no workspace beyond what the arguments point to. m is 1 to 2^31 - 128, n and k to 2^31 - 1.
-TrtNvfp4Status sm90_fp8_gated_64x128(Fp8Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm90_fp8_gated_64x128_rows(Fp8Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm90_fp8_gated_128x128_rows(Fp8Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm90_fp8_gated_128x128_columns(Fp8Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm90_fp8_dense_64x64(Fp8Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm90_fp8_dense_64x128(Fp8Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm90_fp8_dense_128x64(Fp8Gemm const& gemm, cudaStream_t stream);  // a cluster, as _rows
-TrtNvfp4Status sm90_fp8_dense_128x128_rows(Fp8Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm90_fp8_dense_128x128_columns(Fp8Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm90_fp8_gated_64x128(Fp8Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm90_fp8_gated_64x128_rows(Fp8Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm90_fp8_gated_128x128_rows(Fp8Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm90_fp8_gated_128x128_columns(Fp8Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm90_fp8_dense_64x64(Fp8Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm90_fp8_dense_64x128(Fp8Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm90_fp8_dense_128x64(Fp8Gemm const& gemm,
+                                                        cudaStream_t stream);  // a cluster, as _rows
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm90_fp8_dense_128x128_rows(Fp8Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm90_fp8_dense_128x128_columns(Fp8Gemm const& gemm, cudaStream_t stream);
 
 // The same by mma.sync; neither clusters nor programmatic launches.
-TrtNvfp4Status sm89_fp8_gated_64x128(Fp8Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm89_fp8_gated_128x128(Fp8Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm89_fp8_dense_64x128(Fp8Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm89_fp8_dense_128x128(Fp8Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm89_fp8_gated_64x128(Fp8Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm89_fp8_gated_128x128(Fp8Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm89_fp8_dense_64x128(Fp8Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm89_fp8_dense_128x128(Fp8Gemm const& gemm, cudaStream_t stream);
 
 }  // namespace trt_nvfp4

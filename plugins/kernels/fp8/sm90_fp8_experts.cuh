@@ -29,13 +29,13 @@ class ExpertsEpilogue : public EpilogueBase<Fp8ExpertsGemm> {
         int const warp = thread / 32;
         int const tile = get<0>(tile_coord);
         int64_t const expert = get<3>(tile_coord);
-        ExpertJob const job = job_of_tile<Config::kRows>(params_, tile);
-        if (16 * warp >= job.count) return;
+        WorkItem const item = item_of_tile<Config::kRows>(params_, tile);
+        if (16 * warp >= item.count) return;
         Fp8Gemm gemm = params_;
         gemm.w.scales += expert * params_.n;
         gemm.bias = static_cast<uint16_t const*>(params_.bias) + expert * params_.n;
-        int const row0 = Output::kPadded ? tile * Config::kRows : job.first;
-        gemm.m = row0 + job.count;
+        int const row0 = Output::kPadded ? tile * Config::kRows : item.first;
+        gemm.m = row0 + item.count;
         Finish::run(gemm, accumulators, reinterpret_cast<SharedStorage*>(shared)->rows[warp], row0 + 16 * warp,
                     get<1>(tile_coord) * Config::kColumns);
     }

@@ -16,8 +16,8 @@
 
 namespace trt_nvfp4::sm90 {
 
-// A tile of rows x columns, in clusters that share operands, K in steps of 128. Of two groups of four warps, one
-// multiplies while the other finishes its tile, or, with kWarps 8, both share a tile.
+// A tile of rows x columns, in clusters that share operands, K in steps of 128. Two groups of four warps
+// take turns: one multiplies while the other finishes its tile; with kWarps 8, both share a tile.
 template <int kRows_, int kColumns_, int kClusterRows, int kClusterColumns, int kWarps_ = kFp8Warps>
 struct Config {
     static constexpr int kRows = kRows_;

@@ -1,4 +1,4 @@
-// CUTLASS's SM90 main loop under programmatic launch: a block's first weights, which no kernel writes, are on their way
+// CUTLASS's SM90 main loop under programmatic launch: a block's first weights, which no kernel writes, are in flight
 // while the kernels in front end.
 #pragma once
 

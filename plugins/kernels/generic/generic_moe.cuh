@@ -1,4 +1,5 @@
-// NVFP4MoE and FP8MoE for any shape and type: rows gathered in the order of their experts, and a tile of GEMM per job.
+// NVFP4MoE and FP8MoE for any shape and type: rows gathered in the order of their experts, and a tile of GEMM per work
+// item.
 #pragma once
 
 #include "generic/generic_gemm.cuh"
@@ -34,18 +35,18 @@ __device__ __forceinline__ Fp8Channels weights_of(Fp8Channels w, int64_t expert,
     return w;
 }
 
-// As generic_gemm, the weights being those of all experts: blockIdx.y is a job of at most kGemmTile rows.
+// As generic_gemm, the weights being those of all experts: blockIdx.y is a work item of at most kGemmTile rows.
 template <typename A, typename T, typename Out, typename W>
 __global__ __launch_bounds__(kGemmThreads) void generic_expert_gemm(A a, GemmArgs<T, Out, W> args, MoePlan plan) {
-    // One dimension for both: there may be more jobs than the second one's limit, 65535.
+    // One dimension for both: there may be more work items than the second one's limit, 65535.
     auto const tiles = static_cast<unsigned>((args.n + kGemmTile - 1) / kGemmTile);
     unsigned const index = blockIdx.x / tiles;
-    if (static_cast<int>(index) >= *plan.job_count) return;
-    ExpertJob const job = plan.jobs[index];
-    args.m = job.first + job.count;
-    args.w = weights_of(args.w, job.expert, args.n, args.k);
-    args.bias += job.expert * args.n;
-    gemm_tile(a, args, job.first, int64_t{blockIdx.x % tiles} * kGemmTile);
+    if (static_cast<int>(index) >= *plan.item_count) return;
+    WorkItem const item = plan.items[index];
+    args.m = item.first + item.count;
+    args.w = weights_of(args.w, item.expert, args.n, args.k);
+    args.bias += item.expert * args.n;
+    gemm_tile(a, args, item.first, int64_t{blockIdx.x % tiles} * kGemmTile);
 }
 
 template <typename T>
@@ -56,9 +57,9 @@ TrtNvfp4Status launch_moe_gather(T const* x, int64_t hidden, int top_k, bool sca
 }
 
 template <typename A, typename T, typename Out, typename W>
-TrtNvfp4Status launch_expert_gemm(A const& a, GemmArgs<T, Out, W> const& args, int64_t jobs, MoePlan const& plan,
+TrtNvfp4Status launch_expert_gemm(A const& a, GemmArgs<T, Out, W> const& args, int64_t items, MoePlan const& plan,
                                   cudaStream_t stream) {
-    auto const grid = static_cast<unsigned>((args.n + kGemmTile - 1) / kGemmTile * jobs);
+    auto const grid = static_cast<unsigned>((args.n + kGemmTile - 1) / kGemmTile * items);
     return launch_kernel(generic_expert_gemm<A, T, Out, W>, grid, kGemmThreads, 0, false, stream, "generic_expert_gemm",
                          a, args, plan);
 }

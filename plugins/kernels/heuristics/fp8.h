@@ -1,5 +1,5 @@
 // Launch choices of FP8GatedMLP and FP8MoE on tensor cores: tiles, clusters and splits of K. Those of SM90 as measured
-// on an H200 for layers of 1024/4096 to 4096/11008 at 16 to 968 tokens (benchmarks/NOTES.md), the others after them,
+// on an H200 for layers of 1024/4096 to 4096/11008 at 16 to 968 tokens (benchmarks/notes), the others after them,
 // not measured.
 #pragma once
 
@@ -39,8 +39,8 @@ inline int choose_splits(Fp8Gemm const& gemm, int64_t rows, int64_t columns, int
     return splits;
 }
 
-// Rows of a tile of experts, and so the most pairs of a job: no more than an expert gets on average, as far as there
-// are such tiles (measured on an H200, benchmarks/NOTES.md). Whatever the GPU, so that it sizes the workspace.
+// Rows of a tile of experts, and so the most pairs of a work item: no more than an expert gets on average, as far as
+// there are such tiles (measured on an H200, benchmarks/notes). Whatever the GPU, so that it sizes the workspace.
 inline int expert_rows(int64_t pairs, int64_t experts) { return pairs <= 64 * experts ? 64 : 128; }
 
 #ifdef TRT_NVFP4_SM90

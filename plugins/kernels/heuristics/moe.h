@@ -9,25 +9,25 @@ namespace trt_nvfp4::w4a16 {
 
 // Tokens of a launch: more go in blocks of this many, which bounds the workspace.
 constexpr int kMoeTokens = 512;
-// Two variants of the kernel: for jobs of one column of eight pairs, and of up to this many.
+// Two variants of the kernel: for work items of one column of eight pairs, and of up to this many.
 constexpr int kMoeColumns = 4;
 constexpr int kMoeMaxSplits = 4;
 // Warps of a block that multiply, warps that fill their rings (sm80_w4a16_ring.cuh), and blocks of an SM, by the most
-// columns of eight pairs that a job has. With one column activations are few: several small blocks, so that one stages
-// or finishes while others multiply.
+// columns of eight pairs that a work item has. With one column activations are few: several small blocks, so that one
+// stages or finishes while others multiply.
 template <int kMostColumns>
 constexpr int kMoeWarps = kMostColumns == 1 ? 4 : 8;
 template <int kMostColumns>
-constexpr int kMoeFillers = kMostColumns == 1 ? 1 : 4;
+constexpr int kMoeProducers = kMostColumns == 1 ? 1 : 4;
 template <int kMostColumns>
-constexpr int kMoeThreads = 32 * (kMoeWarps<kMostColumns> + kMoeFillers<kMostColumns>);
+constexpr int kMoeThreads = 32 * (kMoeWarps<kMostColumns> + kMoeProducers<kMostColumns>);
 template <int kMostColumns>
 constexpr int kMoeBlocks = kMostColumns == 1 ? 3 : 1;
-// Of a block, whose copies are under way: 55 KB of an SM.
+// Bytes that a block has in flight: 55 KB of an SM.
 template <int kMostColumns>
 constexpr int kMoeStagesInFlight = kMostColumns == 1 ? 4 : 12;
 // More activations at a time are not worth a stage of the rings.
-constexpr int kMoePanelBytes = 72 << 10;
+constexpr int kMoeStagedTileBytes = 72 << 10;
 
 // Experts that `tokens` tokens are expected to choose, were every choice as likely.
 inline float expected_experts(int experts, int top_k, int tokens) {
@@ -35,9 +35,10 @@ inline float expected_experts(int experts, int top_k, int tokens) {
     return static_cast<float>(experts) * (1.0f - std::pow(missed, static_cast<float>(tokens)));
 }
 
-// The most columns of eight pairs of a job, by the chunks of the longer K. An expert with more pairs has several jobs,
-// which read its weights again. Where K is short and experts have up to four pairs on average, the small blocks of one
-// column are up to 13 % faster (H200: Qwen3-30B-A3B at 12 to 64 tokens); with longer ones and more they are slower.
+// The most columns of eight pairs of a work item, by the chunks of the longer K. An expert with more pairs has several
+// work items, which read its weights again. Where K is short and experts have up to four pairs on average, the small
+// blocks of one column are up to 13 % faster (H200: Qwen3-30B-A3B at 12 to 64 tokens); with longer ones and more they
+// are slower.
 inline int moe_columns(int64_t tokens, int64_t top_k, int64_t experts, int chunks) {
     constexpr int kShort = 8;
     return tokens <= 8 || (chunks <= kShort && tokens * top_k <= 4 * experts) ? 1 : kMoeColumns;
@@ -74,16 +75,16 @@ inline MoeSplit choose_moe_split(float tiles, int chunks, int m, int most_splits
 }
 
 // Stages of the rings and what is left for activations: as many stages as let `wanted` bytes of activations fit beside
-// them, but not fewer than three where `least` bytes (one chunk of the widest job) leave room for them.
+// them, but not fewer than three where `least` bytes (one chunk of the widest work item) leave room for them.
 struct MoeMemory {
-    int stages, panel_bytes;  // no stage: it does not fit
+    int stages, staged_tile_bytes;  // no stage: it does not fit
 };
 
 inline MoeMemory divide_moe_memory(int wanted, int least, int stage_bytes, int fixed, Device const& device) {
     int const free = device.shared_bytes - fixed;
     for (int stages = kMaxStages; stages >= 1; --stages) {
-        int const panel = free - stages * stage_bytes;
-        if (panel >= (stages > 3 ? std::max(wanted, least) : least)) return {stages, panel};
+        int const staged_tile = free - stages * stage_bytes;
+        if (staged_tile >= (stages > 3 ? std::max(wanted, least) : least)) return {stages, staged_tile};
     }
     return {0, 0};
 }

@@ -31,19 +31,19 @@ struct Split {
     }
 };
 
-// Whether a linear is theirs at `m` tokens, of BF16 or FP16. Of eight linears timed on an H200 (benchmarks/NOTES.md)
-// all are ahead of sm80_w4a16_mlp.cuh at 9 tokens and more, and those whose activations take long to lay out or to
-// convert at fewer. Where few SMs' worth of outputs have a long K, sm80_w4a16_mlp.cuh, which divides it, is ahead up to
-// 16 tokens (H100).
+// True if the SM90 kernel serves a linear at `m` tokens, of BF16 or FP16. Eight linears were timed on an H200
+// (benchmarks/notes): all are ahead of sm80_w4a16_mlp.cuh at 9 tokens and more, and those whose activations take
+// long to lay out or to convert at fewer. Where few SMs' worth of outputs have a long K, sm80_w4a16_mlp.cuh, which
+// divides it, is ahead up to 16 tokens (H100).
 inline bool takes_linear(int m, int64_t n, int64_t k, bool bf16) {
     if (m <= 16 && n <= 1024 && k >= 8192) return false;
     if (k >= 6144) return m >= (bf16 ? 3 : 4);
     return m >= (!bf16 ? 9 : k >= 3072 ? 5 : 7);
 }
 
-// Whether an MLP of x of width `hidden` is theirs at `m` tokens, by the share of SMs that have a tile of up, of which
-// each round takes as long as a full one, and by the width, whose chunks a block walks alone. Of 19 MLPs timed on an
-// H200 (benchmarks/results/kernels/crossovers_mlp.json) the kernel taken was ahead, or behind by 7 % at most; but
+// True if the SM90 kernel serves an MLP of x of width `hidden` at `m` tokens, by the share of SMs that have a tile of
+// up, as each wave takes as long as a full one, and by the width, whose chunks one block walks. Over 19 MLPs timed on
+// an H200 (benchmarks/results/kernels/crossovers_mlp.json) the kernel taken was ahead, or behind by at most 7 %; but
 // twice, in bfloat16, by 11 and 17 %.
 inline bool takes_layers(int m, int up_rows, int hidden, bool norm, int sms) {
     int const tiles = padded_rows(up_rows, 1) / kTileRows;
@@ -60,10 +60,10 @@ inline bool takes_layers(int m, int up_rows, int hidden, bool norm, int sms) {
     return m >= 20;
 }
 
-// Slots of so many bytes that an MLP's copies may be under way of while its blocks wait for activations. One is too few
-// on any GPU timed.
-inline int choose_ahead(int slot_bytes, int sms, float bandwidth) {
-    return std::max(2, choose_in_flight(slot_bytes, sms, bandwidth));
+// Stages of so many bytes that an MLP's copies may be in flight of while its blocks wait for activations. One is too
+// few on any GPU timed.
+inline int choose_ahead(int weight_stage_bytes, int sms, float bandwidth) {
+    return std::max(2, choose_in_flight(weight_stage_bytes, sms, bandwidth));
 }
 
 // The split of K of least estimated time, in chunks that a block walks. `clusters` of the given size run at once.

@@ -1,6 +1,6 @@
 // Which kernels serve a call, and where one kind takes over from another: the single place where tactic AUTO is
-// resolved and an explicit one is judged. The arithmetic is the op's: quantize_activations alone decides between W4A16
-// and W4A4.
+// resolved and an explicit one is judged. The arithmetic is the op's: quantize_activations decides between W4A16 and
+// W4A4.
 //
 // Crossovers, in tokens; docs/figures/roofline.md says more:
 //     W4A16   Linears of up to 16 tokens whose blocks find room at once: a kernel without loops over tasks (w4a16.h;
@@ -46,17 +46,17 @@ inline bool is_w4a16(TrtNvfp4Tactic tactic) {
 }
 
 // Whether mma.sync's kernels may be ahead of SM90's where AUTO takes those: near the crossovers, other shapes than
-// those that were measured may differ. Of more tokens linears and MLPs are read again, up to four times as long.
+// those that were measured may differ. More tokens read linears and MLPs again, up to four times as long.
 template <typename Args>
 bool may_be_ahead(Args const& args) {
     return args.m <= w4a16::kMaxMmaTokens;
 }
 inline bool may_be_ahead(TrtNvfp4MoeArgs const&) { return true; }
 
-// Of a call that W4A16 may serve.
+// True if W4A16 may serve the call.
 template <typename Args>
 void add_w4a16(TrtNvfp4Tactics& tactics, Args const& args) {
-    if (!w4a16::serves(args)) return;
+    if (!w4a16::is_arithmetic_of(args) || !w4a16::serves(args)) return;
     add(tactics, TRT_NVFP4_TACTIC_W4A16, true);
     bool const sm90 = w4a16::takes_sm90(args), small = w4a16::takes_small(args);
     if (sm90 || small) add(tactics, TRT_NVFP4_TACTIC_W4A16_MMA_SYNC, small || may_be_ahead(args));

@@ -1,5 +1,5 @@
 // Launch choices of the W4A16 decode kernel: how rows and K are spread over the SMs, and how shared memory is divided.
-// What is known of the GPU is read from the device; the costs are fitted to an H200 (benchmarks/NOTES.md).
+// What is known of the GPU is read from the device; the costs are fitted to an H200 (benchmarks/notes).
 #pragma once
 
 #include <algorithm>
@@ -17,11 +17,10 @@ constexpr int kMaxSplitTiles = 2048;
 
 struct Device {
     int sm_count;
-    int shared_bytes;       // that a block may have
-    float bandwidth;        // of memory, these SMs' share, bytes a second; 0: not known
-    bool cooperative;       // can launch a grid that is co-resident as a whole
-    bool dependent_launch;  // can start a kernel before the one in front of it has ended
-    int major;              // of its compute capability
+    int shared_bytes;  // that a block may have
+    float bandwidth;   // of memory, these SMs' share, bytes a second; 0: not known
+    bool cooperative;  // can launch a grid that is co-resident as a whole
+    int major;         // of its compute capability
 };
 
 // Bytes of shared memory: of a stage of the ring, of a chunk of activations, and of what has a fixed size.
@@ -42,7 +41,7 @@ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // Chunks of activations that fit beside two stages in at most a third of shared memory; 0 if not even one does with
 // one.
-inline int panel_capacity(Footprint const& bytes, Device const& device) {
+inline int staged_tile_capacity(Footprint const& bytes, Device const& device) {
     int const beside_two = (device.shared_bytes - bytes.fixed - 2 * bytes.stage) / bytes.chunk;
     int const third = std::max(1, device.shared_bytes / 3 / bytes.chunk);
     if (beside_two >= 1) return std::min(beside_two, third);
@@ -61,16 +60,16 @@ inline Split choose_split(Shape const& shape, int m, int capacity, float split_c
             break;
         }
         int const task_chunks = ceil_div(shape.chunks, splits);
-        int const panels = ceil_div(task_chunks, capacity);
+        int const staged_tiles = ceil_div(task_chunks, capacity);
         for (int most = 1; most <= kWarps; ++most) {
             if (whole && (kWarps % most != 0 || shape.tiles % most != 0)) continue;
             int const groups = ceil_div(shape.tiles, most);
             int const rounds = ceil_div(groups * splits, device.sm_count);
-            int const stagings = panels == 1 ? 1 : rounds * panels;
+            int const stagings = staged_tiles == 1 ? 1 : rounds * staged_tiles;
             auto const chunks = static_cast<float>(std::min(task_chunks, capacity));
             float const staged = chunks * (0.01f + static_cast<float>(m) * 512.0f / 20e3f);
             float const finish = kWarps % most == 0 ? 1.0f : 1.3f;
-            int const walk = panels * ceil_div(most * ceil_div(task_chunks, panels), kWarps);
+            int const walk = staged_tiles * ceil_div(most * ceil_div(task_chunks, staged_tiles), kWarps);
             float const cost = static_cast<float>(rounds) * (static_cast<float>(walk) + finish) +
                                static_cast<float>(stagings) * (1.5f + staged) +
                                (splits > 1 ? split_cost + 0.25f * static_cast<float>(splits) : 0.0f);
@@ -86,30 +85,31 @@ inline Split choose_split(Shape const& shape, int m, int capacity, float split_c
     return best;
 }
 
-// Whether few copies are to be under way for a linear, of so many bytes of weights a block: a launch that is over soon
-// waits for its activations behind them, a long one for the weights (benchmarks/NOTES.md).
+// Whether few copies are to be in flight for a linear, of so many bytes of weights a block: a launch that is over soon
+// waits for its activations behind them, a long one for the weights (benchmarks/notes).
 inline bool keeps_few_in_flight(int64_t bytes) { return bytes <= 256 << 10; }
 
-// The panel holds what a task needs if it can; the ring takes the rest.
+// The staged tile holds what a task needs if it can; the ring takes the rest.
 struct SharedMemory {
-    int panel_chunks, stages, bytes;
+    int staged_tile_chunks, stages, bytes;
 };
 
 inline SharedMemory divide_shared_memory(int needed_chunks, int capacity, Footprint const& bytes,
                                          Device const& device) {
-    int const panel = ceil_div(needed_chunks, ceil_div(needed_chunks, capacity));  // panels alike
-    int const stages = std::min(kMaxStages, (device.shared_bytes - bytes.fixed - panel * bytes.chunk) / bytes.stage);
-    return {panel, stages, panel * bytes.chunk + stages * bytes.stage};
+    int const staged_tile = ceil_div(needed_chunks, ceil_div(needed_chunks, capacity));  // staged tiles alike
+    int const stages =
+        std::min(kMaxStages, (device.shared_bytes - bytes.fixed - staged_tile * bytes.chunk) / bytes.stage);
+    return {staged_tile, stages, staged_tile * bytes.chunk + stages * bytes.stage};
 }
 
 // A linear by sm80_w4a16_small.cuh: a block for each tile of rows.
 struct SmallLinear {
     int chunks;
-    int cluster;       // blocks that share K of their tiles: 1 or 2
-    int panel_chunks;  // of K, that a block multiplies
-    int steps;         // chunks that a warp multiplies
-    int stages;        // of each warp, for these
-    int blocks;        // that find room on an SM: 2, 1 or none
+    int cluster;             // blocks that share K of their tiles: 1 or 2
+    int staged_tile_chunks;  // of K, that a block multiplies
+    int steps;               // chunks that a warp multiplies
+    int stages;              // of each warp, for these
+    int blocks;              // that find room on an SM: 2, 1 or none
 };
 
 constexpr int kMostSmallTokens = 16;
@@ -123,7 +123,7 @@ constexpr bool kSmallClusters = false;
 #endif
 
 // 2 where it saves more time that each block reads half of x than their sums take from one to the other, as on an H100
-// (benchmarks/NOTES.md). `major`: of the GPU's compute capability.
+// (benchmarks/notes). `major`: of the GPU's compute capability.
 inline int choose_small_cluster(int major, int m, int k) {
     if (major != 9 && major != 10) return 1;
     int const from = m <= 4 ? 8448 : m <= 8 ? 2592 : 1536;
@@ -131,19 +131,20 @@ inline int choose_small_cluster(int major, int m, int k) {
 }
 
 inline int small_bytes(SmallLinear const& shape, Footprint const& bytes) {
-    return shape.stages * bytes.stage + shape.panel_chunks * bytes.chunk;
+    return shape.stages * bytes.stage + shape.staged_tile_chunks * bytes.chunk;
 }
 
-// Of at most `most` blocks on an SM. Two only where their rings hold all chunks, so that all weights of the next launch
-// come meanwhile; a block alone may fill its rings again.
+// At most `most` blocks on an SM. Two only where their rings hold all chunks, so that all weights of the next launch
+// come meanwhile; a single block may fill its rings again.
 inline SmallLinear small_linear(int chunks, int cluster, int most, Footprint const& bytes, Device const& device) {
     constexpr int kReserved = 1 << 10;  // of an SM's shared memory, for each block
     constexpr int kFewestStages = 3;
     SmallLinear small{chunks, cluster, ceil_div(chunks, cluster)};
-    small.steps = ceil_div(small.panel_chunks, kWarps / cluster);
+    small.steps = ceil_div(small.staged_tile_chunks, kWarps / cluster);
     for (small.blocks = most; small.blocks > 0; --small.blocks) {
         int const room = (device.shared_bytes + kReserved) / small.blocks - kReserved - bytes.fixed;
-        small.stages = std::min({small.steps, kMaxStages, (room - small.panel_chunks * bytes.chunk) / bytes.stage});
+        small.stages =
+            std::min({small.steps, kMaxStages, (room - small.staged_tile_chunks * bytes.chunk) / bytes.stage});
         if (small.stages == small.steps || (small.blocks == 1 && small.stages >= kFewestStages)) break;
     }
     return small;
@@ -151,7 +152,7 @@ inline SmallLinear small_linear(int chunks, int cluster, int most, Footprint con
 
 // Whether it takes less time than the other kernels (H100: by 3 to 51 %): all blocks find room at once, x of `values`
 // is soon laid out, and long ones are on many SMs, since others divide K. In turns it takes up to 17 % more, on few SMs
-// up to 60 (benchmarks/NOTES.md).
+// up to 60 (benchmarks/notes).
 inline bool fits_small(int tiles, int64_t values, SmallLinear const& small, Device const& device) {
     constexpr int kMostSteps = 7;
     constexpr int64_t kMostValues = 90 << 10;

@@ -87,6 +87,28 @@ constexpr bool kW4a4Everywhere = on_every_architecture([]([[maybe_unused]] int a
     return false;
 });
 
+// Whether the kernels that a library for these GPUs may have were linked.
+inline bool w4a4_is_linked() {
+#ifdef TRT_NVFP4_SM120
+    if (sm120_w4a4_dense == nullptr) return false;
+#endif
+#ifdef TRT_NVFP4_SM100
+    if (sm100_w4a4_dense == nullptr) return false;
+#endif
+    return true;
+}
+
+// The same of those that write gated hidden values.
+inline bool w4a4_gated_is_linked() {
+#ifdef TRT_NVFP4_SM120
+    if (sm120_w4a4_gated == nullptr) return false;
+#endif
+#ifdef TRT_NVFP4_SM100
+    if (sm100_w4a4_gated == nullptr) return false;
+#endif
+    return true;
+}
+
 // TMA wants rows of packed operands, residual channels included, to start on 16 bytes.
 template <typename Args>
 bool w4a4_depth_fits(Args const& args, int64_t k) {

@@ -6,20 +6,20 @@
 
 namespace trt_nvfp4 {
 
-struct ExpertJob;  // moe_plan.cuh
+struct WorkItem;  // moe_plan.cuh
 
 // Gated and plain write hidden, as the GEMMs of those names do; sums writes the rows of a W^T + bias in float32.
 enum class ExpertsWrite { kGated, kPlain, kSums };
 
-// w and bias are dense arrays over experts. The rows of `a`, and of hidden, lie in tiles: tile t has jobs[t].count rows
-// of one expert and then padding, whose content does not matter. Row i of tile t is row jobs[t].first + i of the sums,
-// which have no padding.
+// w and bias are dense arrays over experts. The rows of `a`, and of hidden, lie in tiles: tile t has work
+// items[t].count rows of one expert and then padding, whose content does not matter. Row i of tile t is row work
+// items[t].first + i of the sums, which have no padding.
 template <class Gemm>
 struct ExpertsGemm : Gemm {
     int64_t experts;
     ExpertsWrite write;
-    ExpertJob const* jobs;  // null: expert 0 has all m rows, without padding
-    int const* job_count;
+    WorkItem const* items;  // null: expert 0 has all m rows, without padding
+    int const* item_count;
 };
 
 }  // namespace trt_nvfp4

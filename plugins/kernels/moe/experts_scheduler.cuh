@@ -16,19 +16,19 @@ namespace trt_nvfp4 {
 
 template <int kRows, class Gemm>
 __device__ __forceinline__ int tiles_in_use(ExpertsGemm<Gemm> const& gemm) {
-    if (gemm.jobs == nullptr) return static_cast<int>((gemm.m + kRows - 1) / kRows);
-    return *gemm.job_count;
+    if (gemm.items == nullptr) return static_cast<int>((gemm.m + kRows - 1) / kRows);
+    return *gemm.item_count;
 }
 
 template <int kRows, class Gemm>
-__device__ __forceinline__ ExpertJob job_of_tile(ExpertsGemm<Gemm> const& gemm, int tile) {
-    if (gemm.jobs != nullptr) return gemm.jobs[tile];
+__device__ __forceinline__ WorkItem item_of_tile(ExpertsGemm<Gemm> const& gemm, int tile) {
+    if (gemm.items != nullptr) return gemm.items[tile];
     int const first = tile * kRows;
     return {0, first, min(kRows, static_cast<int>(gemm.m) - first), 0};
 }
 
-// As many blocks as SMs, each of which walks over the tiles in steps of the grid. Static: the tiles in use are known to
-// the device alone, and a work tile's expert is its batch.
+// As many blocks as SMs, each of which walks over the tiles in steps of the grid. Static: only the device
+// knows the tiles in use, and a work tile's expert is its batch.
 template <class Gemm_, int kRows_, int kColumns>
 class ExpertsTileScheduler : public cutlass::gemm::kernel::detail::StaticPersistentTileScheduler<
                                  ExpertsTileScheduler<Gemm_, kRows_, kColumns>> {
@@ -98,17 +98,17 @@ class ExpertsTileScheduler : public cutlass::gemm::kernel::detail::StaticPersist
     }
 
  private:
-    // Blocks that run at a time read the same weights for neighbouring jobs, which mostly are one expert's. How many
-    // jobs there are is read again for each tile: kept in a register, it would be spilled.
+    // Blocks that run at a time read the same weights for neighbouring work items, which mostly are one expert's. How
+    // many work items there are is read again for each tile: kept in a register, it would be spilled.
     CUTLASS_DEVICE WorkTileInfo work_tile(int index) const {
-        constexpr int kStripe = 8;  // jobs
-        int const jobs = tiles_in_use<kRows>(params_.gemm);
-        if (index >= jobs * params_.tiles_n) return WorkTileInfo::invalid_work_tile();
+        constexpr int kStripe = 8;  // work items
+        int const items = tiles_in_use<kRows>(params_.gemm);
+        if (index >= items * params_.tiles_n) return WorkTileInfo::invalid_work_tile();
         int const stripe = index / (kStripe * params_.tiles_n);
         int const local = index - stripe * kStripe * params_.tiles_n;
-        int const height = min(kStripe, jobs - stripe * kStripe);
+        int const height = min(kStripe, items - stripe * kStripe);
         int const tile = stripe * kStripe + local % height;
-        return {tile, local / height, job_of_tile<kRows>(params_.gemm, tile).expert, true};
+        return {tile, local / height, item_of_tile<kRows>(params_.gemm, tile).expert, true};
     }
 
     Params const& params_;

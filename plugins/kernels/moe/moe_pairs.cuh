@@ -1,4 +1,5 @@
-// What the experts of a mixture see of x: the rows of the pairs, quantized, in the order and the tiles of the jobs.
+// What the experts of a mixture see of x: the rows of the pairs, quantized, in the order and the tiles of the work
+// items.
 #pragma once
 
 #include "common/programmatic_launch.cuh"
@@ -8,7 +9,7 @@
 namespace trt_nvfp4 {
 
 constexpr int kPairThreads = 256;
-constexpr int kPairSlices = 16;  // blocks that share a job's rows
+constexpr int kPairSlices = 16;  // blocks that share a work item's rows
 constexpr int kPairBlock = 16;   // values that a thread quantizes at a time; the hidden size is a multiple
 
 // x and, where weights scale the input, a pair's weight: 16 of x's elements as the pair's expert sees them.
@@ -53,29 +54,29 @@ __global__ __launch_bounds__(kPairThreads) void moe_pairs_amax(PairInput<T> inpu
     if (threadIdx.x % 32 == 0) atomicMax(amax_bits, largest);
 }
 
-// Row i of a job to row i of its tile; what pads a tile is not written. `Rows` is a number format's: how many blocks a
-// row has, padding included, the scale of all rows, and how a block is stored.
+// Row i of a work item to row i of its tile; what pads a tile is not written. `Rows` is a number format's: how many
+// blocks a row has, padding included, the scale of all rows, and how a block is stored.
 template <typename T, class Rows>
 __global__ __launch_bounds__(kPairThreads) void moe_pairs_quantize(PairInput<T> input, MoePlan plan, Rows rows) {
     let_next_kernel_start();
     wait_for_kernels_before();
     int const tile = static_cast<int>(blockIdx.x) / kPairSlices;
     int const slice = static_cast<int>(blockIdx.x) % kPairSlices;
-    if (tile >= *plan.job_count) return;
-    ExpertJob const job = plan.jobs[tile];
+    if (tile >= *plan.item_count) return;
+    WorkItem const item = plan.items[tile];
     float const scale = rows.scale();
     if (blockIdx.x == 0 && threadIdx.x == 0) rows.keep(scale);
     int const blocks = rows.blocks(input.hidden);
-    for (int i = slice * kPairThreads + threadIdx.x; i < job.count * blocks; i += kPairSlices * kPairThreads) {
+    for (int i = slice * kPairThreads + threadIdx.x; i < item.count * blocks; i += kPairSlices * kPairThreads) {
         int const row = i / blocks;
-        rows.store(input, plan.order[job.first + row], int64_t{tile} * rows.tile_rows + row, i - row * blocks, scale);
+        rows.store(input, plan.order[item.first + row], int64_t{tile} * rows.tile_rows + row, i - row * blocks, scale);
     }
 }
 
-// `jobs`: the most that the plan can hold. `static_scale`: the given scale is known not to be 0; otherwise rows.scale()
-// may need `amax_bits`.
+// `items`: the most that the plan can hold. `static_scale`: the given scale is known not to be 0; otherwise
+// rows.scale() may need `amax_bits`.
 template <typename T, class Rows>
-TrtNvfp4Status launch_quantize_pairs(PairInput<T> const& input, int64_t tokens, int64_t jobs, MoePlan const& plan,
+TrtNvfp4Status launch_quantize_pairs(PairInput<T> const& input, int64_t tokens, int64_t items, MoePlan const& plan,
                                      float const* given_scale, bool static_scale, uint32_t* amax_bits, Rows const& rows,
                                      cudaStream_t stream) {
     if (!static_scale && input.weights == nullptr) {
@@ -89,7 +90,7 @@ TrtNvfp4Status launch_quantize_pairs(PairInput<T> const& input, int64_t tokens, 
             launch_kernel(moe_pairs_amax<T>, static_cast<unsigned>(std::min<int64_t>(blocks, kAmaxMaxBlocks)),
                           kPairThreads, 0, false, stream, "moe_pairs_amax", input, pairs, given_scale, amax_bits));
     }
-    return launch_kernel(moe_pairs_quantize<T, Rows>, jobs * kPairSlices, kPairThreads, 0, true, stream,
+    return launch_kernel(moe_pairs_quantize<T, Rows>, items * kPairSlices, kPairThreads, 0, true, stream,
                          "moe_pairs_quantize", input, plan, rows);
 }
 

@@ -1,5 +1,5 @@
 // Which experts each token goes to and with what weight, and the (token, expert) pairs sorted by expert and cut into
-// jobs: what moe_routing.cuh makes of the router's logits, and all kernels of NVFP4MoE start from.
+// work items: what moe_routing.cuh makes of the router's logits, and all kernels of NVFP4MoE start from.
 #pragma once
 
 #include <algorithm>
@@ -10,14 +10,14 @@
 namespace trt_nvfp4 {
 
 // A run of pairs in sorted order that go to one expert.
-struct __align__(16) ExpertJob {
+struct __align__(16) WorkItem {
     int expert, first, count;
-    int cost_before;  // of the jobs before this one, see job_cost
+    int cost_before;  // of the work items before this one, see item_cost
 };
 
-// What a task of a job of `count` pairs takes, in quarters of the time that its weights take to arrive: columns are
-// multiplied, and their activations staged, in eights, doubled up (an estimate).
-__host__ __device__ constexpr int job_cost(int count) { return count <= 8 ? 5 : count <= 16 ? 6 : 9; }
+// What a task of a work item of `count` pairs takes, in quarters of the time that its weights take to arrive: columns
+// are multiplied, and their activations staged, in eights, doubled up (an estimate).
+__host__ __device__ constexpr int item_cost(int count) { return count <= 8 ? 5 : count <= 16 ? 6 : 9; }
 
 // Pair p = token * top_k + rank. Sorted order: by expert, then by token.
 struct MoePlan {
@@ -26,14 +26,14 @@ struct MoePlan {
     int* position;         // [pairs] of a pair in sorted order
     int* order;            // [pairs] the pair at a position
     float* shared_factor;  // [tokens] of the shared expert's output
-    ExpertJob* jobs;       // [most_jobs]
-    int* job_count;        // [1]
-    int* total_cost;       // [1] of all jobs
+    WorkItem* items;       // [most_items]
+    int* item_count;       // [1]
+    int* total_cost;       // [1] of all work items
 };
 
-// Jobs that any routing of `pairs` pairs may make.
-inline int64_t most_jobs(int64_t pairs, int64_t experts, int64_t job_tokens) {
-    return std::min(pairs, experts + pairs / job_tokens);
+// Work items that any routing of `pairs` pairs may make.
+inline int64_t most_items(int64_t pairs, int64_t experts, int64_t item_tokens) {
+    return std::min(pairs, experts + pairs / item_tokens);
 }
 
 // One of a token's terms: a part of K of a rank's output, the shared expert's being behind the last.
@@ -81,12 +81,12 @@ struct RouteArgs {
     void const* x;                 // T [tokens, hidden], and
     void const* shared_gate;       // T [hidden]: null where the shared expert has no gate
     MoePlan plan;
-    int job_tokens;   // most pairs of a job
-    void* absent;     // erased to 0xff, 16-byte aligned
-    int64_t absents;  // bytes, a multiple of 16
-    // Where a later kernel takes jobs as they are made, not at this one's end: the first so many of them, and their
-    // number, are flags, absent (sm80_w4a16_exchange.cuh) before that kernel may start.
-    int absent_jobs;
+    int item_tokens;         // most pairs of a work item
+    void* sentinel;          // erased to 0xff, 16-byte aligned
+    int64_t sentinel_bytes;  // bytes, a multiple of 16
+    // Where a later kernel takes work items as they are made, not at this one's end: the first so many of them, and
+    // their number, are sentinels (exchange/sentinels.cuh) before that kernel may start.
+    int sentinel_items;
     uint32_t* ticket;  // zero by then
 };
 

@@ -1,11 +1,11 @@
 // Routing on the GPU. A warp chooses a token's experts: their keys lie in its registers, and each round takes the
-// largest by two reductions over the warp. One block sorts the pairs (moe_jobs.cuh).
+// largest by two reductions over the warp. One block sorts the pairs (moe_items.cuh).
 #pragma once
 
 #include "common/activation.cuh"
 #include "common/divisor.h"
 #include "common/programmatic_launch.cuh"
-#include "moe/moe_jobs.cuh"
+#include "moe/work_items.cuh"
 #include "ptx/element.cuh"
 #include "ptx/prefetch.cuh"
 #include "ptx/reduce.cuh"
@@ -103,7 +103,7 @@ struct Keys {
 // Words of shared memory with which a warp closes groups.
 __device__ __forceinline__ int group_words(RouteArgs const& args) { return args.experts + args.groups; }
 
-// Experts outside the best groups get the key 0. Of groups of 32, each of which is a slot.
+// Experts outside the best groups get the key 0. Groups have 32 experts, each in one slot.
 template <int kSlots>
 __device__ __forceinline__ void close_slots(RouteArgs const& args, Keys<kSlots>& keys) {
     int const lane = threadIdx.x % 32;
@@ -120,7 +120,7 @@ __device__ __forceinline__ void close_slots(RouteArgs const& args, Keys<kSlots>&
         for (int slot = 0; slot < kSlots; ++slot) {
             uint32_t const most = ptx::warp_max(left[slot]);
             scores[slot] += unordered(most);
-            // Of equals one is taken out.
+            // One of several equals is taken out.
             uint32_t const equals = __ballot_sync(0xffffffffu, left[slot] == most);
             if (lane == __ffs(static_cast<int>(equals)) - 1) left[slot] = 0;
         }
@@ -179,7 +179,7 @@ __device__ __forceinline__ void close_groups(RouteArgs const& args, Keys<kSlots>
                 most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
             }
             sum += unordered(most);
-            // Of equals one is taken out.
+            // One of several equals is taken out.
             uint32_t const equals = __ballot_sync(0xffffffffu, best == most) & neighbours;
             if (members > 0 && lane == __ffs(static_cast<int>(equals)) - 1) left[group * size + place] = 0;
         }
@@ -212,7 +212,7 @@ template <int kSlots>
 __device__ void route(RouteArgs const& args, int token, uint32_t* memory, uint16_t* chosen) {
     int const lane = threadIdx.x % 32;
     float const* const logits = args.logits + static_cast<int64_t>(token) * args.experts;
-    // No branches, so that all are on their way at once: the corrections too, as far as there are registers.
+    // No branches, so that all are in flight at once: the corrections too, as far as there are registers.
     constexpr bool kCorrectionsAtOnce = kSlots <= 8;
     float row[kSlots], corrections[kCorrectionsAtOnce ? kSlots : 1];
     auto const expert_of = [&](int slot) { return min(slot * 32 + lane, args.experts - 1); };
@@ -386,9 +386,10 @@ struct GateAndErase {
                     routing::gate_shared<__nv_bfloat16>(args, first / 32, step / 32);
             }
         }
-        uint4 const absent = make_uint4(~0u, ~0u, ~0u, ~0u);
+        uint4 const sentinel = make_uint4(~0u, ~0u, ~0u, ~0u);
 #pragma unroll 1
-        for (int64_t i = first; i < args.absents / 16; i += step) static_cast<uint4*>(args.absent)[i] = absent;
+        for (int64_t i = first; i < args.sentinel_bytes / 16; i += step)
+            static_cast<uint4*>(args.sentinel)[i] = sentinel;
     }
 };
 
@@ -400,7 +401,7 @@ __global__ __launch_bounds__(kPlanBlock<kSlots>, 1) void moe_plan(__grid_constan
     if (kSlots > 0 && blockIdx.x == 0) routing::prefetch_corrections(args);
     wait_for_kernels_before();
     // Behind the wait: the next kernel may begin with what needs neither plan nor help.
-    bool const erases = blockIdx.x == 0 && args.absent_jobs > 0;
+    bool const erases = blockIdx.x == 0 && args.sentinel_items > 0;
     if (!erases) let_next_kernel_start();
     if (blockIdx.x > 0) {
         helper(args, (blockIdx.x - 1) * blockDim.x + threadIdx.x, (gridDim.x - 1) * blockDim.x);
@@ -408,7 +409,7 @@ __global__ __launch_bounds__(kPlanBlock<kSlots>, 1) void moe_plan(__grid_constan
     }
     // The last warp, so that others route meanwhile.
     if (erases && threadIdx.x / 32 == blockDim.x / 32 - 1) {
-        routing::erase_jobs(args);
+        routing::erase_items(args);
         if (kSlots > 0 && args.tokens == 1) ptx::arrive<routing::kEraseThreads>();
         __threadfence();
         let_next_kernel_start();

@@ -16,7 +16,7 @@ constexpr int kSumThreads = 128;
 enum class SumStart { kBehind, kEarly, kEarlyWithPlan };
 
 // y = T(sum of factors * terms), four values a thread. Blocks x, y: a token, a part of its columns, whose terms
-// kSharers warps share. Terms are found while those before are on their way. Its instructions are fetched anew in every
+// kSharers warps share. Terms are found while those before are in flight. Its instructions are fetched anew in every
 // layer: what is unrolled here costs more than it saves.
 template <typename T, int kSharers>
 __global__ __launch_bounds__(kSumThreads) void moe_sum(MoeTerms terms, bool has_plan, T* y) {

@@ -7,7 +7,7 @@
 
 namespace trt_nvfp4::ptx {
 
-// The two halves of a meeting of all threads of the cluster, each of which then sees what all wrote before.
+// The two halves of a barrier of all threads of the cluster, each of which then sees what all wrote before.
 __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }

@@ -52,7 +52,7 @@ __device__ __forceinline__ void cp_async_16(uint32_t destination, void const* so
 
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Returns once at most kPending of this thread's latest groups are still under way.
+// Returns once at most kPending of this thread's latest groups are still in flight.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

@@ -11,8 +11,8 @@ __device__ __forceinline__ int cluster_rank() {
     return static_cast<int>(rank);
 }
 
-// A meeting of all threads of the cluster that orders no memory accesses.
-__device__ __forceinline__ void cluster_meet() {
+// A barrier of all threads of the cluster that orders no memory accesses.
+__device__ __forceinline__ void cluster_sync() {
     asm volatile(
         "barrier.cluster.arrive.relaxed.aligned;\n"
         "barrier.cluster.wait.aligned;" ::

@@ -16,7 +16,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
 }
 
-// One of the expected arrivals, once all that this thread's cp_async_16 asked for before is in shared memory.
+// One of the expected arrivals, once all earlier cp_async_16 of this thread are in shared memory.
 __device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
@@ -68,8 +68,8 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 #endif
 }
 
-// Between what this thread has written to shared memory and what the copy engine writes there, or tensor cores read by
-// themselves, told so by a barrier.
+// Orders this thread's writes to shared memory before the copy engine's writes there, or tensor cores' reads, that
+// follow a barrier.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Between what other threads have written to global memory and what the copy engine reads there.

@@ -31,6 +31,15 @@ __device__ __forceinline__ void mma_m16n8k16<__nv_bfloat16>(float (&d)[4], uint3
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// D += A B in TF32, A 16x8, B 8x8; the operands' lower 13 bits do not count. Lane 4g + t holds: a[0], a[1] = A[g |
+// g+8][t], a[2], a[3] = A[g | g+8][t+4]; b0 = B[t][g], b1 = B[t+4][g]; d as above.
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], float const (&a)[4], float b0, float b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
+          "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
 // D += A B in E4M3 (sm_89 on), A 16x32, B 32x8: as above with four neighbours along K in a register, lane 4g + t
 // holding [4t, 4t + 3] and [4t + 16, 4t + 19].
 __device__ __forceinline__ void mma_m16n8k32_e4m3(float* d, uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {

@@ -1,17 +1,17 @@
-// Meetings of some of a block's threads.
+// Barriers of some of a block's threads.
 #pragma once
 
 namespace trt_nvfp4::ptx {
 
-// Of its first kThreads, whole warps, at barrier 1: 0 is that of __syncthreads().
+// Barrier of the block's first kThreads, whole warps, number 1: 0 is that of __syncthreads().
 template <int kThreads>
-__device__ __forceinline__ void meet() {
+__device__ __forceinline__ void sync_warps() {
     asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 
-// Of kThreads threads, whole warps, at a barrier of their own.
+// Barrier of kThreads threads, whole warps, with a number of their own.
 template <int kThreads>
-__device__ __forceinline__ void meet_at(int barrier) {
+__device__ __forceinline__ void sync_warps_at(int barrier) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 

@@ -1,4 +1,4 @@
-// Bringing data nearer before it is asked for.
+// Prefetching.
 #pragma once
 
 namespace trt_nvfp4::ptx {

@@ -16,8 +16,8 @@ __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Of such lines at `address`, a multiple of 1024 and the offset of the first element in its line: groups of eight lines
-// are `stride` bytes apart, and where lines run along the columns, the next 64 of these `leading` bytes.
+// Descriptor of such lines at `address`, a multiple of 1024 and the offset of the first element in its line: groups of
+// eight lines are `stride` bytes apart, and where lines run along the columns, the next 64 of these `leading` bytes.
 __device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address, int leading, int stride) {
     constexpr uint64_t kSwizzled = uint64_t{1} << 62;
     return kSwizzled | uniform_descriptor(address, leading, stride);

@@ -1,4 +1,5 @@
-// The W4A4 GEMMs of SM120 and SM121.
+// The W4A4 GEMMs of SM120 and SM121 without gates. One object: the front end takes most of a minute for CUTLASS's
+// main loop, whatever the number of epilogues.
 #include "w4a4/sm120_w4a4_gemm.cuh"
 
 namespace trt_nvfp4 {
@@ -13,10 +14,6 @@ TrtNvfp4Status sm120_w4a4_partial(W4A4Gemm const& gemm, cudaStream_t stream) {
 
 TrtNvfp4Status sm120_w4a4_plain(W4A4Gemm const& gemm, cudaStream_t stream) {
     return launch_w4a4<sm120::Kernel<HiddenOutput<false>>>(gemm, stream);
-}
-
-TrtNvfp4Status sm120_w4a4_gated(W4A4Gemm const& gemm, cudaStream_t stream) {
-    return launch_w4a4<sm120::Kernel<HiddenOutput<true>>>(gemm, stream);
 }
 
 }  // namespace trt_nvfp4

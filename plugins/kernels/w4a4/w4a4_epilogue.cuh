@@ -1,6 +1,6 @@
 // What happens to the accumulators of a W4A4 GEMM: scales and bias, then the activation or the gate, then T or NVFP4.
 // Straight from registers to global memory. kLanes neighbouring threads share 32 columns of a row: thread `lane` of a
-// quad holds columns 8 i + 2 lane and the next (mma.sync's fragment), a thread alone holds all 32 (tensor memory's).
+// quad holds columns 8 i + 2 lane and the next (mma.sync's fragment); with one lane it holds all 32 (tensor memory's).
 #pragma once
 
 #include "common/activation.cuh"

@@ -18,17 +18,17 @@ struct ExpertsOutput {
     template <int kLanes>
     __device__ __forceinline__ static void store(W4A4ExpertsGemm const& experts, Fragment<kLanes>& values, int64_t row,
                                                  int64_t column0, int lane, int expert) {
-        ExpertJob const job = job_of_tile<kW4a4ExpertRows>(experts, static_cast<int>(row / kW4a4ExpertRows));
+        WorkItem const item = item_of_tile<kW4a4ExpertRows>(experts, static_cast<int>(row / kW4a4ExpertRows));
         W4A4Gemm gemm = experts;
         gemm.w.tensor_scale += expert;
         gemm.bias = static_cast<uint16_t const*>(experts.bias) + expert * experts.n;
         if (experts.write == ExpertsWrite::kSums) {
             scale_and_bias<kLanes>(gemm, values, column0, lane);
-            gemm.m = job.first + job.count;
-            PartialOutput::store<kLanes>(gemm, values, job.first + row % kW4a4ExpertRows, column0, lane, 0);
+            gemm.m = item.first + item.count;
+            PartialOutput::store<kLanes>(gemm, values, item.first + row % kW4a4ExpertRows, column0, lane, 0);
             return;
         }
-        gemm.m = row / kW4a4ExpertRows * kW4a4ExpertRows + job.count;
+        gemm.m = row / kW4a4ExpertRows * kW4a4ExpertRows + item.count;
         if (experts.write == ExpertsWrite::kGated) {
             HiddenOutput<true>::store<kLanes>(gemm, values, row, column0, lane, 0);
         } else {

@@ -6,11 +6,11 @@
 
 namespace trt_nvfp4 {
 
-constexpr int kW4a4ExpertRows = 128;  // of a tile: the most pairs of a job
+constexpr int kW4a4ExpertRows = 128;  // of a tile: the most pairs of a work item
 
 using W4A4ExpertsGemm = ExpertsGemm<W4A4Gemm>;  // sums go to `partials`
 
-TrtNvfp4Status sm100_w4a4_experts(W4A4ExpertsGemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm120_w4a4_experts(W4A4ExpertsGemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm100_w4a4_experts(W4A4ExpertsGemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm120_w4a4_experts(W4A4ExpertsGemm const& gemm, cudaStream_t stream);
 
 }  // namespace trt_nvfp4

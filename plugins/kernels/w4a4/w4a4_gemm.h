@@ -29,16 +29,16 @@ struct W4A4Gemm {
 
 // Per architecture family; `_pair`: by clusters of two CTAs. Asynchronous; no workspace beyond what the arguments point
 // to.
-TrtNvfp4Status sm100_w4a4_dense(W4A4Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm100_w4a4_partial(W4A4Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm100_w4a4_plain(W4A4Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm100_w4a4_gated(W4A4Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm100_w4a4_dense_pair(W4A4Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm100_w4a4_plain_pair(W4A4Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm100_w4a4_gated_pair(W4A4Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm120_w4a4_dense(W4A4Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm120_w4a4_partial(W4A4Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm120_w4a4_plain(W4A4Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm120_w4a4_gated(W4A4Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm100_w4a4_dense(W4A4Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm100_w4a4_partial(W4A4Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm100_w4a4_plain(W4A4Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm100_w4a4_gated(W4A4Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm100_w4a4_dense_pair(W4A4Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm100_w4a4_plain_pair(W4A4Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm100_w4a4_gated_pair(W4A4Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm120_w4a4_dense(W4A4Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm120_w4a4_partial(W4A4Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm120_w4a4_plain(W4A4Gemm const& gemm, cudaStream_t stream);
+TRT_NVFP4_OPTIONAL TrtNvfp4Status sm120_w4a4_gated(W4A4Gemm const& gemm, cudaStream_t stream);
 
 }  // namespace trt_nvfp4

@@ -1,18 +1,14 @@
 """Budgets are read strictly, and their metrics are what other libraries compute."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trt_nvfp4.builder.accuracy.budget import METRICS, Budget, Score
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.errors import BuilderError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -56,20 +52,9 @@ def test_is_shown_as_given(text: str) -> None:
     ],
 )
 def test_refuses(text: str, says: str) -> None:
-    with pytest.raises(BuilderError, match="--accuracy-budget") as caught:
+    with pytest.raises(UsageError, match="--accuracy-budget") as caught:
         Budget.parse(text)
-    assert caught.value.exit_code == USAGE
     assert says in str(caught.value)
-
-
-@given(st.text(max_size=30))
-def test_other_text_is_an_error_of_usage(text: str) -> None:
-    code = USAGE
-    try:
-        Budget.parse(text)
-    except BuilderError as error:
-        code = error.exit_code
-    assert code == USAGE
 
 
 def test_scores_against_torch(rng: np.random.Generator) -> None:
@@ -110,17 +95,6 @@ def test_scores_against_torch(rng: np.random.Generator) -> None:
     assert scores["perplexity"].value == pytest.approx(math.exp(nll / tokens))
 
 
-def test_nan_meets_nothing(rng: np.random.Generator) -> None:
-    x = rng.standard_normal((2, 4, 8)).astype(np.float32)
-    y = x.copy()
-    y[0, 0, 0] = np.nan
-    for text in ("cosine>=0", "sqnr>=-100", "kl<=100"):
-        budget = Budget.parse(text)
-        score = Score(budget.metric)
-        score.add({}, {"y": x}, {"y": y})
-        assert not budget.met_by(score.value), text
-
-
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 def test_what_is_equal_meets_every_budget(scale: float, rng: np.random.Generator) -> None:
     for size in range(2, 200):
@@ -135,16 +109,16 @@ def test_what_is_equal_meets_every_budget(scale: float, rng: np.random.Generator
 @pytest.mark.parametrize("metric", ["kl", "perplexity"])
 @pytest.mark.parametrize("ids", [np.ones((1, 4), np.int64), np.ones((1, 4), bool), np.ones((4, 1), np.float32)])
 def test_kl_of_what_is_no_logits_is_refused(metric: str, ids: np.ndarray) -> None:
-    with pytest.raises(BuilderError, match=rf"needs logits; output ids is {ids.dtype}") as caught:
+    with pytest.raises(UsageError, match=rf"needs logits; output ids is {ids.dtype}"):
         Score(metric).add({}, {"ids": ids}, {"ids": ids})
-    assert caught.value.exit_code == USAGE
 
 
-def test_infinity_meets_nothing(rng: np.random.Generator) -> None:
-    """What overflows float16 in the quantized model alone."""
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_what_is_not_finite_meets_nothing(broken: float, rng: np.random.Generator) -> None:
+    """As of what overflows float16 in the quantized model."""
     x = rng.standard_normal((1, 4, 8)).astype(np.float16)
     y = x.copy()
-    y[0, 0, 0] = np.inf
+    y[0, 0, 0] = broken
     sample = {"input_ids": np.ones((1, 4), np.int64)}
     for text in ("cosine>=0", "sqnr>=-1e300", "kl<=1e300", "perplexity<=1e300"):
         budget = Budget.parse(text)
@@ -205,25 +179,23 @@ def test_tokens_that_perplexity_cannot_count(
     change: dict[str, np.ndarray], says: str, rng: np.random.Generator
 ) -> None:
     logits = rng.standard_normal((2, 5, 8)).astype(np.float32)
-    with pytest.raises(BuilderError, match=says) as caught:
+    with pytest.raises(UsageError, match=says):
         Score("perplexity").add({"input_ids": np.ones((2, 5), np.int64), **change}, {"y": logits}, {"y": logits})
-    assert caught.value.exit_code == USAGE
 
 
 @pytest.mark.parametrize(
     ("expected", "actual", "says"),
     [
         (np.ones((3, 89)), np.ones((3, 92)), r"shape of output y depends on values: \(3, 89\) .* \(3, 92\)"),
-        (np.array(["a"]), np.array(["a"]), "needs tensors of numbers; output y is none"),
+        (np.array(["a"]), np.array(["a"]), "needs tensors of numbers; output y is not one"),
         (np.array(["a"], object), np.array(["a"], object), "needs tensors of numbers"),
         ([np.ones(3)], [np.ones(3)], "needs tensors of numbers"),
     ],
 )
 @pytest.mark.parametrize("metric", ["cosine", "kl"])
 def test_outputs_that_no_budget_is_about(expected: Any, actual: Any, says: str, metric: str) -> None:
-    with pytest.raises(BuilderError, match=says) as caught:
+    with pytest.raises(UsageError, match=says):
         Score(metric).add({}, {"y": expected}, {"y": actual})
-    assert caught.value.exit_code == USAGE
 
 
 def test_perplexity_of_a_model_that_is_none(rng: np.random.Generator) -> None:
@@ -250,9 +222,8 @@ def test_integers_and_booleans_are_left_out(metric: str, ids: np.ndarray, rng: n
 def test_a_budget_of_integers_alone_is_refused(metric: str) -> None:
     ids = np.ones((1, 4), np.int64)
     says = rf"{metric} needs an output of floating-point .*output a is int64 \(1, 4\), output b is bool \(1, 4\)"
-    with pytest.raises(BuilderError, match=says) as caught:
+    with pytest.raises(UsageError, match=says):
         Score(metric).add({}, {}, {"a": ids, "b": ids > 0})
-    assert caught.value.exit_code == USAGE
 
 
 @pytest.mark.parametrize("metric", ["cosine", "sqnr", "kl"])

@@ -1,13 +1,12 @@
 """Two decoders over their caches, step by step, against the same models without a cache."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
+from command_lines import invoked
 
 from onnx_models.tiny_decoder import VOCAB, TinyDecoder
 from trt_nvfp4.builder.accuracy.decoding import compare_decoding, table
@@ -63,12 +62,9 @@ def test_a_decoder_is_equal_to_itself(pair: tuple[TinyDecoder, TinyDecoder, Path
 
 def test_command(pair: tuple[TinyDecoder, TinyDecoder, Path, Path]) -> None:
     command = [str(pair[2]), str(pair[3]), "--steps", "4", "--samples", "2", "--json"]
-    shown = CliRunner().invoke(app, command)
-    assert shown.exit_code == 0, shown.output
+    shown = invoked(app, command)
     assert len(json.loads(shown.stdout)["steps"]) == 4
-    missed = CliRunner().invoke(app, [*command, "--max-kl", "1e-9"])
-    assert missed.exit_code == VERIFICATION_FAILED
-    assert "--max-kl 1e-09 is not met" in missed.stderr
+    invoked(app, [*command, "--max-kl", "1e-9"], VERIFICATION_FAILED, "--max-kl 1e-09 is not met")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Metrics of agreement against NumPy and Torch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

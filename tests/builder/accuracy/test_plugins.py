@@ -1,7 +1,5 @@
 """The plugins against their function bodies: on a GPU, and as far as it goes without one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,9 @@ from reference_host import ReferenceHost
 from onnx_models import moe_spellings
 from onnx_models.passes import rewritten_file
 from trt_nvfp4.builder.accuracy.plugins import compare_plugins
+from trt_nvfp4.builder.cuda.driver import local_compute_capability
 from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
 from trt_nvfp4.builder.targets import arch_of
-from trt_nvfp4.builder.tensorrt.backend import local_compute_capability
 from trt_nvfp4.calibration.samples.samples import input_specs
 from trt_nvfp4.plugins.compile.library import build_library
 from trt_nvfp4.plugins.host import PluginHost

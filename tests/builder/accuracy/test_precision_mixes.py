@@ -1,22 +1,12 @@
 """The mixes of precisions that a search tries: the knapsack against brute force, ties, NaN, bisection."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from trt_nvfp4.builder.accuracy.precision_search import (
-    Option,
-    Part,
-    _together,
-    efficient,
-    first,
-    mixes_by_cost,
-)
+from trt_nvfp4.builder.accuracy.precision_search import Option, Part, efficient, first, mixes_by_cost
 
 
 def random_options(rng: np.random.Generator, subgraphs: int) -> dict[str, list[Option]]:
@@ -51,12 +41,6 @@ def test_mixes_are_the_optimal_ones(rng: np.random.Generator) -> None:
             assert not any(c <= cost * (1 + 1e-9) and lost < loss - 1e-12 for c, lost in every)
         assert losses[-1] == pytest.approx(min(lost for _, lost in every))
         assert costs[0] == pytest.approx(min(c for c, _ in every))
-
-
-def test_subgraphs_of_the_same_weights_cost_together() -> None:
-    group = [(SimpleNamespace(name=name), None) for name in "ab"]
-    options = {name: [Option("fp8", seconds, 0.1, 0.9)] for name, seconds in (("a", 1e-6), ("b", 3e-6))}
-    assert _together([group], options) == {"a": [Option("fp8", 4e-6, 0.1, 0.9)]}
 
 
 def test_nan_is_the_last_resort() -> None:

@@ -1,14 +1,11 @@
 """The mix of precisions: the knapsack against brute force, and budgets on models, measured again from the files."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json
 import math
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,12 +18,10 @@ from onnx_models import moe_spellings
 from onnx_models.moe_spellings import Moe, MoeSpec
 from trt_nvfp4.builder.accuracy import precision_search as precision_choice
 from trt_nvfp4.builder.accuracy.budget import Budget, Score
-from trt_nvfp4.builder.accuracy.precision_search import (
-    Option,
-    Trials,
-)
-from trt_nvfp4.builder.accuracy.runners import session
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
+from trt_nvfp4.builder.accuracy.precision_search import Trials
+from trt_nvfp4.builder.errors import BuilderError, ModelFaultError, UsageError, VerificationError
+from trt_nvfp4.builder.export import huggingface
+from trt_nvfp4.builder.model.onnx_session import session
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.calibration.samples.samples import input_specs, load_samples
@@ -72,7 +67,7 @@ def measured_again(report: dict[str, Any], model: Path, samples: Path) -> float:
 
 def test_budgets_are_met_and_tighter_ones_cost_more(mlps: Path, samples: Path) -> None:
     costs, decisions = [], []
-    for limit in (10, 22, 28, 32, 45):
+    for limit in (10, 28, 45):
         report = run(mlps, samples, f"sqnr>={limit}")
         found = report["budget"]["achieved"]
         achieved = math.inf if found is None else found
@@ -136,9 +131,10 @@ def test_subgraphs_are_found_once(mlps: Path, samples: Path, monkeypatch: pytest
 
 
 def test_a_budget_out_of_reach_says_how_near_one_comes(mlps: Path, samples: Path) -> None:
-    with pytest.raises(BuilderError, match=r"no mix .*'sqnr>=60' with --require nvfp4.* nearest comes to sqnr \d") as e:
+    with pytest.raises(
+        VerificationError, match=r"no mix .*'sqnr>=60' with --require nvfp4.* nearest comes to sqnr \d"
+    ) as e:
         run(mlps, samples, "sqnr>=60", require="nvfp4")
-    assert e.value.exit_code == VERIFICATION_FAILED
     near = float(str(e.value).rsplit(" ", 1)[1])
     achieved = run(mlps, samples, f"sqnr>={near - 0.01:.2f}", require="nvfp4")["budget"]["achieved"]
     assert achieved == pytest.approx(near, rel=1e-5)
@@ -149,14 +145,6 @@ def test_what_is_required_at_least_may_be_less(mlps: Path, samples: Path) -> Non
     budget = run(mlps, samples, "cosine>=0.5", require="fp8", stop_after="plan")["budget"]
     for options in budget["subgraphs"].values():
         assert [option["decision"] for option in options] == ["nvfp4_w4a4", "nvfp4_mixed", "nvfp4_w4a16", "fp8"]
-
-
-def test_how_near_a_mix_comes_does_not_read_as_if_it_met_the_budget(
-    mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Score, "value", property(lambda _: 0.99999985))
-    with pytest.raises(BuilderError, match=r"nearest comes to cosine 0\.99999985$"):
-        run(mlps, samples, "cosine>=0.9999999")
 
 
 def test_what_is_not_a_number_is_not_the_nearest(mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +180,7 @@ def test_indices_do_not_count_and_the_worst_output_is_named(mlps: Path, samples:
     before = run(mlps, samples, "cosine>=0.9")
     with_outputs(mlps)
     report = run(mlps, samples, "cosine>=0.9")
-    assert report["warnings"] == ["--accuracy-budget counts floating-point outputs alone, and not indices"]
+    assert report["warnings"] == ["--accuracy-budget counts only floating-point outputs, not indices"]
     assert report["budget"]["achieved"] == before["budget"]["achieved"]
     assert report["budget"]["worst_output"] == "y2"
     assert before["budget"]["worst_output"] == ""
@@ -203,16 +191,6 @@ def test_indices_do_not_count_and_the_worst_output_is_named(mlps: Path, samples:
         run(mlps, samples, "cosine>=0.99999", require="nvfp4")
 
 
-def test_an_output_of_any_name(mlps: Path, samples: Path) -> None:
-    """Also one that NumPy's savez has an argument of."""
-    model = onnx.load(mlps)
-    for name in ("file", "allow_pickle"):
-        model.graph.node.append(onnx.helper.make_node("Relu", [model.graph.output[0].name], [name]))
-        model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT16, None))
-    onnx.save(model, mlps)
-    assert run(mlps, samples, "cosine>=0.9", stop_after="plan")["budget"]["achieved"] >= 0.9
-
-
 def test_a_full_disk_for_temporary_files_is_named(mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_space(file: Path, mode: str = "r", **options: Any) -> zipfile.ZipFile:
         if mode != "r":
@@ -220,8 +198,10 @@ def test_a_full_disk_for_temporary_files_is_named(mlps: Path, samples: Path, mon
         return zipfile.ZipFile(file, mode, **options)
 
     monkeypatch.setattr("trt_nvfp4.calibration.samples.samples.zipfile", SimpleNamespace(ZipFile=no_space))
-    with pytest.raises(OSError, match=r"No space left on device: '.*/\.trt-nvfp4-\w+/held-out-0\.npz'"):
+    out = mlps.parent / "out"  # not /tmp, which may be memory
+    with pytest.raises(OSError, match=rf"No space left on device: '{out}/\.trt-nvfp4-\w+/choosing-0\.npz'"):
         run(mlps, samples, "cosine>=0.9")
+    assert not any(file.is_dir() for file in out.iterdir())
 
 
 def test_a_budget_that_asks_for_the_original_keeps_it(mlps: Path, samples: Path) -> None:
@@ -232,58 +212,22 @@ def test_a_budget_that_asks_for_the_original_keeps_it(mlps: Path, samples: Path)
     assert run(mlps, samples, "sqnr>=300", stop_after="plan")["budget"]["achieved"] is None
 
 
-def test_what_cannot_be_measured_is_null_in_the_report(
-    mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """JSON has no NaN."""
-    measured = precision_choice._measure
-
-    def unmeasurable(*arguments: Any) -> dict[str, list[Option]]:
-        options = measured(*arguments)
-        return {name: [replace(option, loss=math.nan) for option in choices] for name, choices in options.items()}
-
-    monkeypatch.setattr(precision_choice, "_measure", unmeasurable)
-    assert run(mlps, samples, "cosine>=0.1", stop_after="plan")["budget"]["predicted_loss"] is None
-
-
-def test_temporary_files_lie_where_they_are_to(mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in /tmp, which may be memory; and nothing of them is left."""
-    folders = []
-
-    class Watched(precision_choice.Trials):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            folders.append(arguments[-1])
-
-    out = mlps.parent / "out"
-    monkeypatch.setattr(precision_choice, "Trials", Watched)
-    run(mlps, samples, "cosine>=0.1", stop_after="plan")
-    (folder,) = folders
-    assert folder.parent == out
-    with pytest.raises(BuilderError, match="no mix of precisions"):
-        run(mlps, samples, "sqnr>=60", require="nvfp4")
-    assert len(folders) == 2
-    assert not any(file.is_dir() for file in out.iterdir())
-
-
 def test_an_original_that_is_not_finite(mlps: Path, samples: Path) -> None:
     """Nothing compares with NaN: the model is named, not the budget."""
     model = onnx.load(mlps)
     model.graph.node.append(onnx.helper.make_node("Sqrt", ["x"], ["root"]))
     model.graph.output.append(onnx.helper.make_tensor_value_info("root", onnx.TensorProto.FLOAT16, None))
     onnx.save(model, mlps)
-    with pytest.raises(BuilderError, match=r"held-out sample 0 makes the original's own output root NaN") as caught:
+    with pytest.raises(ModelFaultError, match=r"choosing sample 0 makes the original's own output root NaN"):
         run(mlps, samples, "cosine>=0.5")
-    assert caught.value.exit_code == MODEL_AT_FAULT
 
 
 def test_outputs_that_are_all_zero_meet_no_budget(mlps: Path, samples: Path, tmp_path: Path) -> None:
     """Whatever stands in the mix gives them: nothing would have been verified."""
     shape = np.load(next(samples.glob("*.npz")))["x"].shape
     np.savez(tmp_path / "zeros.npz", x=np.zeros(shape, np.float16))
-    with pytest.raises(BuilderError, match=r"original are 0 in every held-out sample.*--accuracy-data") as caught:
+    with pytest.raises(UsageError, match=r"original are 0 in every held-out sample.*--accuracy-data"):
         run(mlps, samples, "cosine>=0.5", accuracy_data=tmp_path / "zeros.npz")
-    assert caught.value.exit_code == USAGE
 
 
 def test_float32_goes_no_further_than_16_bits(tmp_path: Path, save_gated_mlps: Callable[..., Path]) -> None:
@@ -335,9 +279,8 @@ def test_bad_requests(mlps: Path, samples: Path, tmp_path: Path) -> None:
     ]
     for changed, says in cases:
         arguments: dict[str, Any] = {"samples": samples, "budget": "cosine>=0.9", **changed}
-        with pytest.raises(BuilderError, match=says) as caught:
+        with pytest.raises(UsageError, match=says):
             run(mlps, **arguments)
-        assert caught.value.exit_code == USAGE
 
 
 def test_fp8_is_the_plugin_where_the_target_has_it(mlps: Path, samples: Path) -> None:
@@ -401,7 +344,7 @@ def test_calls_of_the_same_weights_get_one_precision(unrolled: Path, samples: Pa
         first, other, *calls = (entry for entry in report["subgraphs"] if entry["kind"] == "gated_mlp")
         assert {first["decision"]} == {entry["decision"] for entry in calls}
         assert "; with 2 of the same weights, sqnr" in first["reason"]
-        assert "; alone, sqnr" in other["reason"]
+        assert "; by itself, sqnr" in other["reason"]
         assert measured_again(report, unrolled, samples) == pytest.approx(report["budget"]["achieved"] or math.inf)
         options = report["budget"]["subgraphs"]
         chosen = {
@@ -434,7 +377,7 @@ def test_moe_blocks_are_chosen_for_too(moe: Path, tmp_path: Path, rng: np.random
         np.savez(folder / f"{index}.npz", x=x)
 
     def chosen(budget: str, **options: Any) -> tuple[str, dict[str, Any]]:
-        report = run(moe, folder, budget, kinds=("moe",), most={"x": (2, 16, int(width))}, **options)
+        report = run(moe, folder, budget, kinds=("moe",), max_shapes={"x": (2, 16, int(width))}, **options)
         (entry,) = [entry for entry in report["subgraphs"] if entry["kind"] == "moe"]
         return entry["decision"], report["budget"]
 
@@ -448,7 +391,7 @@ def test_moe_blocks_are_chosen_for_too(moe: Path, tmp_path: Path, rng: np.random
     values = {option["op"]: option["value"] for option in options}
     between = (values["NVFP4MoE"] + values["FP8MoE"]) / 2
     assert chosen(f"cosine>={between}", target=hopper)[0] == "fp8"
-    assert chosen("cosine>=0.9999999", moe="native")[0] == "native", "TensorRT's own layer stands for 16 bits"
+    assert chosen("cosine>=0.9999999", moe="trt_moe")[0] == "trt_moe", "TensorRT's own layer stands for 16 bits"
     with pytest.raises(BuilderError, match=r"no mix of precisions meets .* with --require nvfp4"):
         chosen("cosine>=0.9999999", require="nvfp4")
 
@@ -461,7 +404,7 @@ def test_five_budgets_on_a_trained_model(tmp_path: Path) -> None:
     text = (fixtures / "text" / "train.txt").read_text()
     (tmp_path / "calibration.txt").write_text(text[:1500])
     (tmp_path / "held-out.txt").write_text((fixtures / "text" / "held_out.txt").read_text()[:1500])
-    exported = pipeline.export.export(fixtures / "llama", tmp_path / "llama.onnx")
+    exported = huggingface.export(fixtures / "llama", tmp_path / "llama.onnx")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / file).write_bytes((fixtures / "llama" / file).read_bytes())
     options = {
@@ -487,9 +430,8 @@ def test_five_budgets_on_a_trained_model(tmp_path: Path) -> None:
         assert found[-1]["achieved"] <= limit
     costs = [numbers["roofline_us"] for numbers in found]
     assert costs == sorted(costs)
-    with pytest.raises(BuilderError, match="the nearest comes to perplexity") as caught:
+    with pytest.raises(VerificationError, match="the nearest comes to perplexity"):
         chosen(original * 0.9)
-    assert caught.value.exit_code == VERIFICATION_FAILED
 
 
 def perplexity(model: Path, tokenizer: Path, text: Path) -> float:

@@ -1,7 +1,5 @@
 """bench-engine: which mode runs, and what it predicts and times on a GPU that tests stand in for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,22 +11,21 @@ from bench_stand_ins import CpuDevice, Recorded, planned, request
 from reference_host import ReferenceHost
 from rich.console import Console
 
-from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.bench import bench
 from trt_nvfp4.builder.bench import subgraphs as subgraph_bench
 from trt_nvfp4.builder.bench.result import tables
 from trt_nvfp4.builder.bench.subject import Request, subject_of
 from trt_nvfp4.builder.bench.timing import CudaDevice
 from trt_nvfp4.builder.bench.variants import sample_of
-from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.cuda import driver
+from trt_nvfp4.builder.errors import UnavailableError, UsageError, VerificationError
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.targets import find_target
-from trt_nvfp4.builder.tensorrt import backend
 from trt_nvfp4.graph_passes.planning.plan import Plan
 
 
 def test_without_a_gpu_it_predicts(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "local_compute_capability", lambda: None)
+    monkeypatch.setattr(driver, "local_compute_capability", lambda: None)
     result = bench.bench(request(gated_mlps, shapes={"x": (16, 64)}), Recorded())
     assert result.mode == "roofline"
     assert result.label.startswith("predicted")
@@ -46,7 +43,7 @@ def test_without_a_gpu_it_predicts(gated_mlps: Path, monkeypatch: pytest.MonkeyP
 def test_tables_name_what_was_planned_whatever_it_is(
     gated_mlps: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(backend, "local_compute_capability", lambda: None)
+    monkeypatch.setattr(driver, "local_compute_capability", lambda: None)
     plan = Plan.load(planned(gated_mlps))
     for entry in plan.subgraphs:
         entry.decision = "fp8"
@@ -63,13 +60,13 @@ def test_tables_name_what_was_planned_whatever_it_is(
 
 
 def test_nothing_to_predict_says_why(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "local_compute_capability", lambda: None)
+    monkeypatch.setattr(driver, "local_compute_capability", lambda: None)
     plan = Plan.load(planned(gated_mlps))
     for entry in plan.subgraphs:
         entry.decision, entry.reason = "keep", "its user wants it so"
     plan.save(edited := gated_mlps.with_name("edited.yaml"))
     expected = r"nothing to predict \(gated_mlp 'gated_mlp_0' is keep: its user wants it so\)"
-    with pytest.raises(BuilderError, match=expected):
+    with pytest.raises(UsageError, match=expected):
         bench.bench(request(gated_mlps, plan=edited), Recorded())
 
 
@@ -93,14 +90,14 @@ def test_a_new_plan_is_that_of_a_build(gated_mlps: Path, by: str, rng: np.random
         np.savez(samples, x=rng.standard_normal((rows, 64)).astype(np.float16))
         data = samples if by == "sample" else None
         shapes = {"x": (rows, 64)} if by == "shapes" else {}
-        typical = {} if by == "default" else {"x": (rows, 64)}
+        opt_shapes = {} if by == "default" else {"x": (rows, 64)}
         build = pipeline.Request(
             gated_mlps,
             find_target("h200"),
             gated_mlps.with_name("o"),
             stop_after="plan",
             calib_data=data,
-            typical=typical,
+            opt_shapes=opt_shapes,
         )
         pipeline.run(build, Recorded())
         expected = Plan.load(build.file(".plan.yaml"))
@@ -117,7 +114,7 @@ def test_a_new_plan_is_that_of_a_build(gated_mlps: Path, by: str, rng: np.random
 def test_gpus_alike_are_told_apart_by_name(
     gated_mlps: Path, gpu: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "local_compute_capability", lambda: (9, 0))
+    monkeypatch.setattr(driver, "local_compute_capability", lambda: (9, 0))
     monkeypatch.setattr(CpuDevice, "gpu", gpu)
     result = bench.bench(request(gated_mlps, target=None, mode="roofline"), Recorded(), CpuDevice)
     assert result.target == target
@@ -125,14 +122,13 @@ def test_gpus_alike_are_told_apart_by_name(
 
 @pytest.mark.parametrize("mode", ["engine", "plugins"])
 def test_a_mode_that_cannot_run_is_an_error(gated_mlps: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "local_compute_capability", lambda: None)
-    with pytest.raises(BuilderError, match=f"--mode {mode} for rtx-blackwell cannot run here: .*no NVIDIA") as failure:
+    monkeypatch.setattr(driver, "local_compute_capability", lambda: None)
+    with pytest.raises(UnavailableError, match=f"--mode {mode} for rtx-blackwell cannot run here: .*no NVIDIA"):
         bench.bench(request(gated_mlps, mode=mode), Recorded())
-    assert failure.value.exit_code == errors.UNAVAILABLE
 
 
 def test_on_another_gpu_it_times_the_plugins(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "local_compute_capability", lambda: (9, 0))
+    monkeypatch.setattr(driver, "local_compute_capability", lambda: (9, 0))
     arches, host = [], ReferenceHost()
 
     def open_host(arch: str) -> ReferenceHost:
@@ -160,7 +156,7 @@ def test_what_the_sums_leave_out_is_said(gated_mlps: Path, monkeypatch: pytest.M
     def refuse(*_: Any) -> None:
         raise RuntimeError("this GPU has no FP8\nand more")
 
-    monkeypatch.setattr(backend, "local_compute_capability", lambda: (9, 0))
+    monkeypatch.setattr(driver, "local_compute_capability", lambda: (9, 0))
     monkeypatch.setattr(subgraph_bench, "_fp8", refuse)
     plan = Plan.load(planned(gated_mlps))
     plan.subgraphs[1].decision = "bf16"
@@ -175,17 +171,16 @@ def test_what_the_sums_leave_out_is_said(gated_mlps: Path, monkeypatch: pytest.M
 
 
 def test_a_wrong_plugin_is_not_timed(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "local_compute_capability", lambda: (9, 0))
-    with pytest.raises(BuilderError, match="relative error") as failure:
+    monkeypatch.setattr(driver, "local_compute_capability", lambda: (9, 0))
+    with pytest.raises(VerificationError, match="relative error"):
         bench.bench(request(gated_mlps), Recorded(), CpuDevice, lambda arch: ReferenceHost(wrong=1.2))
-    assert failure.value.exit_code == errors.VERIFICATION_FAILED
 
 
 @pytest.mark.parametrize(
     ("profiles", "tokens"),
     [({"x": [[1, 64], [48, 64], [96, 64]]}, 48), ({"x": 3}, 128), ([1], 128), ({"x": [["a"], ["a"], ["a"]]}, 128)],
 )
-def test_an_engine_is_predicted_at_its_typical_shapes(gated_mlps: Path, profiles: Any, tokens: int) -> None:
+def test_an_engine_is_predicted_at_its_opt_shapes(gated_mlps: Path, profiles: Any, tokens: int) -> None:
     """By the report beside it, if that is one."""
     engine = planned(gated_mlps).with_name("o.engine")
     engine.write_bytes(b"an engine that is not run")

@@ -1,22 +1,21 @@
 """bench-engine of language models: predictions by hand, and steps timed on runners."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from command_lines import invoked
 from rich.console import Console
-from typer.testing import CliRunner
 
 from onnx_models.tiny_decoder import HEAD_DIM, HIDDEN, KV_HEADS, VOCAB, TinyDecoder
 from trt_nvfp4.builder.bench.decoders import Lengths, lengths_of, steps_table, time_steps
 from trt_nvfp4.builder.cli.bench_engine import app
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.generate.onnx_runner import OnnxRunner
-from trt_nvfp4.builder.roofline import LIMITS
+from trt_nvfp4.builder.roofline.predict import LIMITS
 
 CAPACITY = 64
 
@@ -28,8 +27,7 @@ def model(tmp_path: Path, seed: int) -> Path:
 
 def test_a_prediction_reads_weights_once_and_caches(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.bench.json"
-    ran = CliRunner().invoke(app, [str(model), "--target", "rtx-blackwell", "--mode", "roofline", "-o", str(out)])
-    assert ran.exit_code == 0, ran.output
+    ran = invoked(app, [model, "--target", "rtx-blackwell", "--mode", "roofline", "-o", out])
     found = json.loads(out.read_text())
     assert "predicted" in found["label"]
     assert "nothing was run" in " ".join(ran.stdout.split())
@@ -87,7 +85,8 @@ def test_lengths(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "words"), [("65", "--lengths 65: the caches hold 1 to 64"), ("4,x", "--lengths 4,x: expected numbers")]
+    ("lengths", "words"),
+    [("65", "--lengths 65: the caches hold 1 to 64"), ("4,x", "--lengths 4,x: expected whole numbers")],
 )
 def test_bad_lengths_are_one_message(model: Path, lengths: str, words: str) -> None:
     ran = CliRunner().invoke(app, [str(model), "--target", "thor", "--lengths", lengths])
@@ -96,6 +95,4 @@ def test_bad_lengths_are_one_message(model: Path, lengths: str, words: str) -> N
 
 
 def test_lengths_are_for_language_models(gated_mlps: Path) -> None:
-    ran = CliRunner().invoke(app, [str(gated_mlps), "--target", "thor", "--lengths", "4"])
-    assert ran.exit_code == USAGE
-    assert "is no language model with caches" in " ".join(ran.stderr.split())
+    invoked(app, [gated_mlps, "--target", "thor", "--lengths", "4"], USAGE, "is not a language model with caches")

@@ -1,7 +1,5 @@
 """How contestants take turns, and what is made of their times."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

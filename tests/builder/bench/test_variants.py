@@ -1,7 +1,5 @@
 """The engines that bench-engine compares: how they are built, and its path on a TensorRT that tests stand in for."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 from pathlib import Path
@@ -14,17 +12,16 @@ from bench_stand_ins import CpuDevice, Recorded, planned, request
 from onnx.reference import ReferenceEvaluator
 from reference_host import ReferenceHost
 
-from trt_nvfp4.builder import errors
-from trt_nvfp4.builder.accuracy.runners import session
 from trt_nvfp4.builder.bench import bench
 from trt_nvfp4.builder.bench import engines as engine_bench
 from trt_nvfp4.builder.bench.result import tables
 from trt_nvfp4.builder.bench.subject import subject_of
 from trt_nvfp4.builder.bench.variants import NATIVE, builds_of
-from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.cuda import driver
+from trt_nvfp4.builder.errors import VerificationError
+from trt_nvfp4.builder.model.onnx_session import session
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.targets import find_target
-from trt_nvfp4.builder.tensorrt import backend
 from trt_nvfp4.graph_passes.planning.plan import Plan
 
 
@@ -53,13 +50,13 @@ class FakeTensorRT:
         def get_tensor_dtype(self, name: str) -> Any:
             return SimpleNamespace(name="HALF")
 
-        def create_execution_context(self) -> FakeTensorRT.Context:
+        def create_execution_context(self) -> "FakeTensorRT.Context":
             return FakeTensorRT.Context(self)
 
     class Context:
         profiler: Any = None
 
-        def __init__(self, engine: FakeTensorRT.Engine) -> None:
+        def __init__(self, engine: "FakeTensorRT.Engine") -> None:
             self.engine, self.addresses, self.shape = engine, {}, ()
 
         def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -92,7 +89,7 @@ def test_whole_engines(gated_mlps: Path, given: str, monkeypatch: pytest.MonkeyP
         subject = gated_mlps.parent / "out" / "o.engine"
         pipeline.run(pipeline.Request(gated_mlps, find_target("rtx-blackwell"), subject), Recorded())
     loaded = SimpleNamespace(trt=FakeTensorRT)
-    monkeypatch.setattr(backend, "local_compute_capability", lambda: (12, 0))
+    monkeypatch.setattr(driver, "local_compute_capability", lambda: (12, 0))
     monkeypatch.setattr(engine_bench.runtime, "load_engine", lambda path: (FakeTensorRT.Engine(path), loaded))
     progress = Recorded()
     result = bench.bench(request(subject, target=None, shapes={"x": (16, 64)}), progress, CpuDevice)
@@ -148,7 +145,7 @@ def test_what_the_plan_keeps_is_the_same_for_all(
     plans, _ = contestants(gated_mlps, tmp_path / "a", "rtx-blackwell", plan=edited)
     replaced = {name: [e.name for e in found.subgraphs if e.decision != "keep"] for name, found in plans.items()}
     assert replaced == {name: ["gated_mlp_0"] for name in ("nvfp4", "native_nvfp4", "fp8")} | {"bf16": []}
-    monkeypatch.setattr(backend, "local_compute_capability", lambda: (9, 0))
+    monkeypatch.setattr(driver, "local_compute_capability", lambda: (9, 0))
     asked = request(gated_mlps, plan=edited)
     result = bench.bench(asked, Recorded(), CpuDevice, lambda arch: ReferenceHost())
     assert not [note for note in result.notes if "not timed" in note]
@@ -162,13 +159,11 @@ def test_native_nvfp4_that_cannot_be_built_is_said(
     def run(build: pipeline.Request, progress: Any) -> None:
         built.append(build.output and build.output.stem)
         if built[-1] == "native_nvfp4":
-            raise BuilderError(
-                errors.VERIFICATION_FAILED, "expected a layer that reads native_nvfp4, TensorRT built Half"
-            )
+            raise VerificationError("expected a layer that reads native_nvfp4, TensorRT built Half")
 
     monkeypatch.setattr(bench.pipeline, "run", run)
     monkeypatch.setattr(bench, "bench_engines", lambda device, engines, *_: ({name: {} for name in engines}, {}, {}))
-    monkeypatch.setattr(backend, "local_compute_capability", lambda: (12, 0))
+    monkeypatch.setattr(driver, "local_compute_capability", lambda: (12, 0))
     result = bench.bench(request(gated_mlps, mode="engine"), Recorded(), CpuDevice)
     assert built == ["nvfp4", "native_nvfp4", "fp8", "bf16"]
     assert list(result.contestants) == ["nvfp4", "fp8", "bf16"]
@@ -186,7 +181,7 @@ def test_temporary_files_lie_beside_the_result(gated_mlps: Path, monkeypatch: py
 
     monkeypatch.setattr(bench.pipeline, "run", run)
     monkeypatch.setattr(bench, "bench_engines", lambda device, engines, *_: ({name: {} for name in engines}, {}, {}))
-    monkeypatch.setattr(backend, "local_compute_capability", lambda: (12, 0))
+    monkeypatch.setattr(driver, "local_compute_capability", lambda: (12, 0))
     (out := gated_mlps.with_name("results")).mkdir()
     bench.bench(request(gated_mlps, mode="engine", folder=out), Recorded(), CpuDevice)
     (folder,) = folders

@@ -1,9 +1,7 @@
 """Configurations of transformers' models made small: every size by its name, in the model and in its parts."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import transformers
@@ -53,7 +51,7 @@ _DERIVED = ("layer_types", "mlp_layer_types", "rope_scaling", "no_rope_layers")
 _OF_TRAINING = ("dropout", "layerdrop", "drop_path")
 
 
-def small(value: Any, ids: itertools.count[int]) -> Any:
+def small(value: Any, ids: Iterator[int]) -> Any:
     """The configuration as a dictionary, with sizes of this module; tokens with a meaning get ids from `ids`."""
     if not isinstance(value, Mapping):
         return value

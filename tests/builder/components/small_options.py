@@ -1,7 +1,5 @@
 """What the small configuration of a class needs beside sizes by name. CLASS:CASE is a further one of the class."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _DECODES = {"is_decoder": True, "is_encoder_decoder": False, "add_cross_attention": True}
@@ -24,10 +22,7 @@ def _rope(**options: Any) -> dict[str, Any]:
 
 
 _GLM = _rope(mrope_section=[1, 1, 2], partial_rotary_factor=0.5)
-_QWEN3 = {
-    **_rope(mrope_section=[4, 2, 2], mrope_interleaved=True),
-    "vision_config": {"deepstack_visual_indexes": [0]},
-}
+_QWEN3 = {**_rope(mrope_section=[4, 2, 2], mrope_interleaved=True), "vision_config": {"deepstack_visual_indexes": [0]}}
 _PINPOINTS = {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]]}
 OPTIONS: dict[str, dict[str, Any]] = {
     "VisionEncoderDecoderModel": _pair("vit", "mbart"),

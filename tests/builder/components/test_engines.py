@@ -1,15 +1,13 @@
 """Engines of all parts of each family, built with TensorRT-RTX, and a bundle for Thor."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("transformers")
 
-from trt_nvfp4.builder.components import build
 from trt_nvfp4.builder.components.manifest import Manifest
+from trt_nvfp4.builder.pipeline import parts_build as build
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.targets import find_target
 
@@ -18,10 +16,11 @@ from .test_families import size_of
 
 #: Of families whose parts are alike, one.
 BUILT = ("paligemma", "qwen3_vl", "t5", "whisper")
+RARER = ("gemma4", "gemma4_per_layer", "voxtral")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", [*BUILT, *(pytest.param(name, marks=pytest.mark.nightly) for name in RARER)])
 def test_engines_of_all_parts(name: str, tmp_path: Path, seed: int) -> None:
     """Each part's planned plugin layers are in its engine; one library lies beside all."""
     pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")

@@ -1,7 +1,5 @@
 """What a manifest refuses: parts that do not fit each other, and files that are none."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace
@@ -9,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_lines import invoked
 from rich.console import Console
-from typer.testing import CliRunner
 
 from trt_nvfp4.builder.components.manifest import FILE, Flow, Loop, Manifest, Part, Port
 from trt_nvfp4.builder.components.prompts import with_features
-from trt_nvfp4.builder.components.tables import arrows, manifest_tables
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.errors import USAGE, BuilderError, ModelFaultError, UsageError
 from trt_nvfp4.builder.generate.open import open_runner
+from trt_nvfp4.builder.report.parts_tables import arrows, manifest_tables
 
 X, Y = Port("float32", ("n", 4)), Port("float32", ("n", 8))
 FIRST = Part("first", {"x": X}, {"y": Y})
@@ -93,10 +91,7 @@ def test_what_flows_is_drawn() -> None:
         ({"parts": [], "flows": []}, "there is no part"),
         ({"settings": {"embeds": {"padding": None}}}, "its embeds lack longest or padding"),
         ({"settings": {"embeds": {"longest": "7", "padding": None}}}, "its embeds' longest is '7', expected 1 or more"),
-        (
-            {"settings": {"embeds": {"longest": 7, "padding": -1}}},
-            "its embeds' padding is -1, expected a token's",
-        ),
+        ({"settings": {"embeds": {"longest": 7, "padding": -1}}}, "its embeds' padding is -1, expected a token's"),
         ({"settings": {"embeds": None}}, "its embeds lack longest"),
         ({"settings": {"image": {"token_id": 1, "tokens": 2, "prompt": None}}}, "its image lacks grid, alone"),
         ({"settings": {"image": [1]}}, "its image lacks token_id"),
@@ -130,9 +125,8 @@ def test_what_flows_is_drawn() -> None:
 def test_parts_that_do_not_fit(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
     manifest = replace(GOOD, **changed)
     manifest.save(tmp_path)
-    with pytest.raises(BuilderError, match=message) as failure:
+    with pytest.raises(ModelFaultError, match=message) as failure:
         Manifest.load(tmp_path)
-    assert failure.value.exit_code == MODEL_AT_FAULT
     assert str(tmp_path / FILE) in str(failure.value)
 
 
@@ -141,9 +135,8 @@ def test_parts_that_do_not_fit(changed: dict[str, Any], message: str, tmp_path: 
 )
 def test_files_that_are_no_manifest(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
-    with pytest.raises(BuilderError, match="cannot be read") as failure:
+    with pytest.raises(ModelFaultError, match="cannot be read"):
         Manifest.load(tmp_path)
-    assert failure.value.exit_code == MODEL_AT_FAULT
 
 
 def test_numbers_that_are_none(tmp_path: Path) -> None:
@@ -155,36 +148,32 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_parts(tmp_path: Path) -> None:
-    with pytest.raises(BuilderError, match="holds no parts of a model") as failure:
+    with pytest.raises(UsageError, match="holds no parts of a model"):
         Manifest.load(tmp_path)
-    assert failure.value.exit_code == USAGE
 
 
 def test_every_image_gets_its_features() -> None:
     assert list(with_features([[1, 9, 2, 9], [9]], 3, 9, 2)) == [[1, 9, 9, 2, 9, 9], [9, 9]]
     assert list(with_features([[1, 9, 9]], 1, 9, 2)) == [[1, 9, 9]]
     assert list(with_features([[1, 2]], 0, 9, 2)) == [[1, 2]]
-    with pytest.raises(BuilderError, match="hold the image token 9 1 times, and 2 images of 2 features"):
-        list(with_features([[9]], 2, 9, 2))
+    with pytest.raises(BuilderError, match=r"image token <image> .9. 1 times, and 2 images of 2 features .*write it"):
+        list(with_features([[9]], 2, 9, 2, "<image>"))
 
 
 def test_a_generator_names_what_runs_parts(tmp_path: Path) -> None:
     GOOD.save(tmp_path)
-    with pytest.raises(BuilderError, match=r"which trt_nvfp4\.Pipeline runs") as failure:
+    with pytest.raises(UsageError, match=r"which trt_nvfp4\.Pipeline runs"):
         open_runner(tmp_path)
-    assert failure.value.exit_code == USAGE
 
 
 def test_commands_know_parts(tmp_path: Path) -> None:
     from trt_nvfp4.builder.cli import build_engine, inspect_engine
 
     GOOD.save(tmp_path)
-    shown = CliRunner().invoke(inspect_engine.app, [str(tmp_path), "--json"])
-    assert shown.exit_code == 0
+    shown = invoked(inspect_engine.app, [tmp_path, "--json"])
     assert json.loads(shown.stdout)["built"] == {"first": "no engine yet", "second": "no engine yet"}
     (tmp_path / "model.py").write_text("raise SystemExit('no')")
     arguments = ["--target", "rtx-blackwell", "-o", str(tmp_path / "out")]
-    refused = CliRunner().invoke(build_engine.app, [f"{tmp_path / 'model.py'}:components", *arguments])
-    assert refused.exit_code == USAGE
+    refused = invoked(build_engine.app, [f"{tmp_path / 'model.py'}:components", *arguments], USAGE)
     assert "does not run: SystemExit" in refused.output.replace("\n", " ")
     assert not (tmp_path / "out").exists()

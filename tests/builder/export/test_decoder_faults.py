@@ -1,8 +1,7 @@
 """What modeling code raises over caches of fixed capacity is the model's fault, and what the machine lacks is not."""
 
-from __future__ import annotations
-
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +10,14 @@ from unittest.mock import MagicMock, Mock
 import pytest
 import torch
 
-from onnx_models.small_decoders import DECODER, LATENT, TOKENS
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from onnx_models.any_causal_lm import made
+from onnx_models.small_decoders import LATENT, TOKENS
+from trt_nvfp4.builder.errors import ModelFaultError
 from trt_nvfp4.builder.export import decoders
-from trt_nvfp4.builder.export.decoder_caches import StepCache, StepLayer, UnsupportedCacheError
-from trt_nvfp4.builder.export.decoder_contract import CacheOptions
+from trt_nvfp4.builder.export.decoder import check as decoder_check
+from trt_nvfp4.builder.export.decoder.caches import StepCache, StepLayer, UnsupportedCacheError
+from trt_nvfp4.builder.export.decoder.step import Step
+from trt_nvfp4.builder.model.decoder_contract import CacheOptions
 
 transformers = pytest.importorskip("transformers")
 
@@ -39,24 +41,21 @@ def test_what_the_machine_lacks_stays(monkeypatch: pytest.MonkeyPatch, raised: E
 
 
 def test_the_message_names_what_was_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BuilderError, match=r"fixed capacity \(TypeError: no argument 'past'\); add") as failure:
+    with pytest.raises(ModelFaultError, match=r"fixed capacity \(TypeError: no argument 'past'\); add"):
         attempt(monkeypatch, TypeError("no argument 'past'\nand where"))
-    assert failure.value.exit_code == MODEL_AT_FAULT
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         # Keys of fewer heads than its code splits them into.
-        ("DeepseekV3", {**LATENT, "num_key_value_heads": 2}, "does not run, without a cache either: .* config.json"),
-        ("MiniMax", {**DECODER, "num_local_experts": 4}, "its code accepts only its own cache class; add --task"),
+        ("DeepseekV3", {**LATENT, "num_key_value_heads": 2}, "does not run, without a cache either: .* config.json")
     ],
 )
 def test_one_reason(name: str, options: dict[str, Any], message: str) -> None:
     model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**options)).eval()
-    with pytest.raises(BuilderError, match=message) as failure:
+    with pytest.raises(ModelFaultError, match=message) as failure:
         decoders.decoder_step(Path("m"), model, 16, CacheOptions(16))
-    assert failure.value.exit_code == MODEL_AT_FAULT
     assert "StepCache" not in str(failure.value)
 
 
@@ -77,9 +76,31 @@ def test_masks_of_an_encoder_that_is_not_there() -> None:
     assert (program.decoder.layers, program.decoder.max_batch) == (2, 3)
 
 
-def test_a_question_about_another_state_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers 5.17 answers it with an error of its own."""
-    asked = Mock(side_effect=ValueError("You called it on an attention layer"))
-    monkeypatch.setattr(transformers.cache_utils.Cache, "has_previous_state", asked)
-    with pytest.raises(UnsupportedCacheError, match="a state of another kind"):
-        StepCache(torch.zeros(1, dtype=torch.int64), 16, 2, (), ()).has_previous_state(0)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda cache: (cache.update_conv_state(torch.zeros(1, 4, 2), 0), cache.slots),
+        lambda cache: cache.update_recurrent_state(torch.zeros(1, 4), 0),
+        lambda cache: cache.advance("conv", torch.zeros(1), lambda past: (past, past)),
+    ],
+    ids=["convolution", "recurrence", "no layer"],
+)
+def test_a_state_that_no_known_function_computes_is_the_reason(use: Callable[[StepCache], Any]) -> None:
+    with pytest.raises(UnsupportedCacheError, match=r"a state of their own arithmetic \(see docs/how_to/hybrids.md"):
+        use(StepCache(torch.zeros(1, dtype=torch.int64), 16, 2, (), ()))
+
+
+@pytest.mark.parametrize(("shift", "is_right"), [(0, True), (1, False)])
+def test_rounding_is_measured_by_the_models_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int, shift: int, is_right: bool
+) -> None:
+    """In 16 bits, by how far the model's own ways to attend differ; another position is no rounding."""
+    torch.manual_seed(seed)
+    model = made("Qwen3ForCausalLM").bfloat16()
+    step = Step(model, 32, all_logits=False).eval()
+    with torch.no_grad():
+        empty = step.probe()
+        monkeypatch.setattr(decoder_check, "TOLERANCE_16_BITS", 0.0)
+        forward = step.forward
+        monkeypatch.setattr(step, "forward", lambda ids, past, *rest: forward(ids, past + shift, *rest))
+        assert (decoder_check.cache_error(model, step, empty) is None) == is_right

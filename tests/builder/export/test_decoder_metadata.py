@@ -1,7 +1,5 @@
 """The metadata of a decoder's caches come from anybody: values that no decoder has are refused, whatever they are."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,9 @@ import onnx
 import pytest
 
 from onnx_models.tiny_decoder import TinyDecoder
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
-from trt_nvfp4.builder.export.decoder_contract import DECODER, Decoder, decoder_of
+from trt_nvfp4.builder.errors import BuilderError, ModelFaultError
 from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
+from trt_nvfp4.builder.model.decoder_contract import DECODER, Decoder, decoder_of
 
 
 def stated(**changed: Any) -> str:
@@ -42,6 +40,14 @@ def stated(**changed: Any) -> str:
         {"stacked": [[0]]},
         {"stacked": 3},
         {"sliding_window": "x"},
+        {"states": [{"name": "0.conv", "shape": [4, 0], "dtype": "float32"}]},
+        {"states": [{"name": "../x", "shape": [4], "dtype": "float32"}]},
+        {"states": [{"name": "0.conv", "shape": 4, "dtype": "float32"}]},
+        {"states": [{"name": "0.conv"}]},
+        {"states": 1},
+        {"hidden_size": -1},
+        {"takes_hidden": True},
+        {"takes_hidden": "yes", "hidden_size": 8},
         {"tokenizer": "../../.ssh"},
         {"tokenizer": "/etc"},
         {"tokenizer": 1},
@@ -50,10 +56,16 @@ def stated(**changed: Any) -> str:
     ],
 )
 def test_values_that_no_decoder_has(changed: dict[str, Any]) -> None:
-    with pytest.raises(BuilderError, match=r"metadata entry .* cannot be read .*; export the model again") as failure:
+    with pytest.raises(ModelFaultError, match=r"metadata entry .* cannot be read .*; export the model again"):
         Decoder.parse(stated(**changed))
-    assert failure.value.exit_code == MODEL_AT_FAULT
     Decoder.parse(stated())
+
+
+def test_a_head_that_drafts() -> None:
+    decoder = Decoder.parse(stated(hidden_size=8, takes_hidden=True))
+    assert decoder.hidden_size == 8
+    assert decoder.takes_hidden
+    assert Decoder.parse(decoder.json()) == decoder
 
 
 def test_names_of_inputs(tmp_path: Path) -> None:
@@ -68,7 +80,6 @@ def test_tokenizer_files_that_lie_elsewhere(tmp_path: Path) -> None:
     (folder := tmp_path / "tokenizer").mkdir()
     (folder / "vocab.txt").write_text("a")
     (folder / "tokenizer.json").symlink_to(tmp_path / "secret")
-    with pytest.raises(BuilderError, match=r"tokenizer.json lies outside the model's folder") as failure:
+    with pytest.raises(ModelFaultError, match=r"tokenizer.json lies outside the model's folder"):
         copy_tokenizer(folder, tmp_path / "copy")
-    assert failure.value.exit_code == MODEL_AT_FAULT
     assert not (tmp_path / "copy").exists()

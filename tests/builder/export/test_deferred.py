@@ -1,13 +1,12 @@
 """Deferred tensors are what they are read as, however they are arranged, and read no more than is asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
-from trt_nvfp4.builder.export.deferred import DeferredTensor, read_small, replace_weight
+from trt_nvfp4.builder.export.deferred import DeferredTensor, deferred_weights, read_small, replace_weight
 
 
 class Files:
@@ -109,3 +108,20 @@ def test_other_tensors_change_in_place_by_a_weight() -> None:
     found = torch.ones(2, 2)
     found += weight
     assert torch.equal(found, 1 + files.tensors[0])
+
+
+@pytest.mark.parametrize("name", ["YoutuForCausalLM", "ZayaForCausalLM"])
+def test_weights_that_their_initialization_changes_in_place(tmp_path: Path, name: str) -> None:
+    """Such models are loaded whole."""
+    transformers = pytest.importorskip("transformers")
+    from onnx_models.any_causal_lm import made
+    from trt_nvfp4.builder.export.loading import load_directory
+
+    model = made(name)
+    model.save_pretrained(tmp_path)
+    loaded = load_directory(tmp_path, transformers, trust_remote_code=False).model
+    assert not any(deferred_weights(loaded))
+    ids = torch.arange(3, 9)[None]
+    with torch.no_grad():
+        expected = type(model).from_pretrained(tmp_path)(input_ids=ids).logits
+        torch.testing.assert_close(loaded(input_ids=ids).logits, expected)

@@ -1,7 +1,5 @@
 """The inverse error function that models are exported with: float32's precision, and nothing but what ONNX has."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

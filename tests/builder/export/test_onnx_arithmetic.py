@@ -1,7 +1,5 @@
 """Rotary embeddings written with complex numbers, in real ones: the same values, and nothing patched afterwards."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers.models.deepseek_v2 import modeling_deepseek_v2

@@ -1,7 +1,5 @@
 """A Hugging Face directory with quantized weights is exported as the model that it stands for."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -17,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from checkpoint_formats.directories import quantize_directory
 from checkpoint_formats.writers import FORMATS, Writer
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.errors import BuilderError, ModelFaultError
 from trt_nvfp4.builder.export import deferred
 from trt_nvfp4.builder.export import huggingface as export
 from trt_nvfp4.builder.export.loading import load_directory
@@ -168,7 +166,8 @@ def test_weights_are_read_each_time_that_something_computes_with_them(
         SafetensorsFiles, "read", lambda files, name, rows=None: (read.append(name), of_file(files, name, rows))[1]
     )
     with torch.no_grad():
-        torch.testing.assert_close(whole(torch.tensor([[3]])).logits, kept(torch.tensor([[3]])).logits, rtol=0, atol=0)
+        # Products of rows and of whole matrices may add in another order.
+        torch.testing.assert_close(whole(torch.tensor([[3]])).logits, kept(torch.tensor([[3]])).logits)
     assert len({name.partition(".experts.")[2].partition(".")[0] for name in read if ".experts." in name}) == 2
 
 
@@ -178,9 +177,8 @@ def change(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def refusal(directory: Path) -> str:
-    with pytest.raises(BuilderError) as raised:
+    with pytest.raises(ModelFaultError) as raised:
         export.export(directory, directory.with_suffix(".onnx"))
-    assert raised.value.exit_code == MODEL_AT_FAULT
     assert not directory.with_suffix(".onnx").exists()
     return str(raised.value)
 
@@ -196,7 +194,6 @@ UP = "model.layers.0.mlp.up_proj."
         "model.layers.0.mlp.lora_A.weight",
         "model.layers.1.mlp.up_proj.weight",
         "stray.weight",
-        "mtp.weight",
     ],
 )
 def test_keys_that_the_model_does_not_use(key: str, llama: Path) -> None:
@@ -223,8 +220,8 @@ def test_tensors_that_do_not_fit_are_named_though_transformers_does_not(llama: P
 def test_scales_that_are_lost(llama: Path) -> None:
     change(llama, {f"{UP}weight": torch.zeros(96, 64).to(torch.float8_e4m3fn)})
     message = refusal(llama)
-    assert f'"{UP}weight" (F8_E4M3 [96, 64])' in message
-    assert "give the directory of the original model" in message
+    assert f"{UP}weight is F8_E4M3" in message
+    assert "or give the original model" in message
 
 
 def test_tables_that_the_model_computes(llama: Path) -> None:

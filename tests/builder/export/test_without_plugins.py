@@ -1,7 +1,5 @@
 """Rewritten models for tools without the plugin library, and through tools that simplify models."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Models of transformers, exported, become verified engines with one plugin layer per MLP: TensorRT-RTX for SM120."""
 
-from __future__ import annotations
-
 import json
 from itertools import cycle
 from pathlib import Path
@@ -10,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from typer.testing import CliRunner
+from command_lines import invoked
 
 from onnx_models.zoo import DTYPES, ZOO, build, export, exportable
 from trt_nvfp4.builder.cli.build_engine import app
@@ -42,7 +40,7 @@ def float32_products(path: Path) -> set[str]:
         pytest.param(
             *case,
             id="-".join((*case[:3], "calibrated" if case[3] else "uncalibrated")),
-            marks=[] if case in CORE else [pytest.mark.slow],
+            marks=[] if case in CORE else [pytest.mark.slow] if case[3] else [pytest.mark.slow, pytest.mark.nightly],
         )
         for case in CASES
     ],
@@ -75,9 +73,7 @@ def test_one_plugin_layer_per_mlp(
             np.savez(samples / f"{number}.npz", x=(x.float() if x.dtype == torch.bfloat16 else x).numpy())
         options += ["--calib-data", str(samples)]
 
-    result = CliRunner().invoke(app, options)
-
-    assert result.exit_code == 0, result.output
+    result = invoked(app, options)
     report = json.loads(result.stdout)
     mlps = [subgraph for subgraph in report["subgraphs"] if subgraph["kind"] != "linear"]
     assert [(mlp["kind"], mlp["realized"]) for mlp in mlps] == [(entry.kind, "nvfp4 plugin")] * entry.mlps

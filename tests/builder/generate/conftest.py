@@ -1,18 +1,11 @@
 """Tiny decoders and prompts for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from onnx_models.tiny_decoder import VOCAB, TinyDecoder
-
-
-@pytest.fixture
-def rng(seed: int) -> np.random.Generator:
-    return np.random.default_rng(seed)
 
 
 @pytest.fixture

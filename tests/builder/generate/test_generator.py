@@ -1,7 +1,5 @@
 """Generation over a cache against the same model without one, and what bad input says."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -11,12 +9,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from generated_ids import generated
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.errors import BuilderError, ModelFaultError, UsageError
 from trt_nvfp4.builder.generate import Generator
-from trt_nvfp4.builder.generate.loop import generate_ids
 from trt_nvfp4.builder.generate.onnx_runner import OnnxRunner
-from trt_nvfp4.builder.generate.sampling import Sampling
 
 TOKENIZER = Path(__file__).parents[2] / "trained_models" / "llama"
 
@@ -35,7 +32,7 @@ def test_a_ragged_batch_generates_what_each_prompt_does_without_a_cache(tiny: An
 def test_prompts_longer_than_a_step_are_taken_in_pieces(tiny: Any, ragged: Any, tmp_path: Path) -> None:
     runner = OnnxRunner(tiny.save(tmp_path / "model.onnx"))
     for runner.longest_step in (1, 2, 4, 5):
-        tokens = _ids(runner, ragged, 6)
+        tokens = generated(runner, ragged, 6)
         assert tokens == [tiny.greedy(prompt, 6) for prompt in ragged]
 
 
@@ -68,12 +65,12 @@ def test_a_model_whose_frequencies_change_runs_again_from_its_first_token(
     steps: list[tuple[list[int], list[int]]] = []
     step = runner.step
 
-    def noted(ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> Any:
+    def noted(ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> Any:
         steps.append((past.tolist(), new.tolist()))
-        return step(ids, past, new)
+        return step(ids, past, new, count)
 
     runner.step = noted  # type: ignore[method-assign]
-    assert _ids(runner, ragged, 7) == [tiny.greedy(prompt, 7) for prompt in ragged]
+    assert generated(runner, ragged, 7) == [tiny.greedy(prompt, 7) for prompt in ragged]
     # The first prompt, of 9 tokens, grows beyond 10 with its second token.
     assert [past for past, new in steps] == [[0] * 3, [9, 1, 4], [0] * 3, *([11 + n, 3 + n, 6 + n] for n in range(4))]
     assert steps[2][1] == [11, 3, 6]
@@ -111,9 +108,53 @@ def test_streamed_pieces_join_to_the_text(tiny: Any, tmp_path: Path) -> None:
     assert pieces[-1].finish == "length"
 
 
+def test_text_ends_before_stop_strings_and_tokens(tiny: Any, tmp_path: Path) -> None:
+    """Wherever they lie in tokens; streamed pieces hold nothing of them."""
+    with Generator(tiny.save(tmp_path / "model.onnx"), TOKENIZER) as generator:
+        prompt = _prompt_of_known_tokens(generator)
+        whole = generator.generate(prompt, max_new_tokens=15).generations[0]
+        for start in range(2, len(whole.text) - 4, 3):
+            word = whole.text[start : start + 4]
+            found = generator.generate(prompt, max_new_tokens=15, stop=[word, "never"]).generations[0]
+            streamed = "".join(piece.text for piece in generator.stream(prompt, max_new_tokens=15, stop=[word]))
+            assert found.text == streamed == whole.text[: whole.text.find(word)]
+            assert found.finish == "stop"
+            assert found.token_ids == whole.token_ids[: len(found.token_ids)]
+        stop = whole.token_ids[6]
+        found = generator.generate(prompt, max_new_tokens=15, stop=[stop]).generations[0]
+        streamed = "".join(piece.text for piece in generator.stream(prompt, max_new_tokens=15, stop=[stop]))
+        kept = whole.token_ids[: whole.token_ids.index(stop)]
+        assert found.token_ids == [*kept, stop]
+        assert found.text == streamed == (generator._tokenizer.decode(kept) if generator._tokenizer else None)
+
+
+@pytest.mark.parametrize(("repetition", "presence"), [(1.8, 0.0), (0.6, 0.0), (1.0, 2.5), (1.3, -0.7)])
+def test_penalties(repetition: float, presence: float, tiny: Any, ragged: Any, tmp_path: Path) -> None:
+    """As transformers and OpenAI define them."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    processor = transformers.RepetitionPenaltyLogitsProcessor(repetition)
+
+    def greedy(prompt: list[int]) -> list[int]:
+        text = list(prompt)
+        for _ in range(8):
+            logits = processor(torch.tensor([text]), torch.tensor(tiny.logits(text)[-1:]).double())[0].numpy()
+            logits[sorted(set(text[len(prompt) :]))] -= presence
+            text.append(int(logits.argmax()))
+        return text[len(prompt) :]
+
+    with Generator(tiny.save(tmp_path / "model.onnx")) as generator:
+        found = generator.generate(
+            ragged, max_new_tokens=8, repetition_penalty=repetition, presence_penalty=presence
+        ).generations
+    assert [generation.token_ids for generation in found] == [greedy(prompt) for prompt in ragged]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"repetition_penalty": 0.0}, "--repetition-penalty 0"),
+        ({"presence_penalty": float("nan")}, "--presence-penalty nan"),
+        ({"stop": [""]}, "a stop string is empty"),
         ({"temperature": -1.0}, "--temperature"),
         ({"temperature": float("nan")}, "--temperature"),
         ({"temperature": 1.0, "top_k": 0}, "--top-k 0"),
@@ -124,9 +165,8 @@ def test_streamed_pieces_join_to_the_text(tiny: Any, tmp_path: Path) -> None:
     ],
 )
 def test_options_out_of_range_are_refused(tiny: Any, tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    with Generator(tiny.save(tmp_path / "model.onnx")) as generator, pytest.raises(BuilderError, match=words) as caught:
+    with Generator(tiny.save(tmp_path / "model.onnx")) as generator, pytest.raises(UsageError, match=words):
         generator.generate([[1]], **options)
-    assert caught.value.exit_code == USAGE
 
 
 @pytest.mark.parametrize(
@@ -141,9 +181,8 @@ def test_options_out_of_range_are_refused(tiny: Any, tmp_path: Path, options: di
     ],
 )
 def test_prompts_that_do_not_fit_are_refused(tiny: Any, tmp_path: Path, prompts: Any, words: str) -> None:
-    with Generator(tiny.save(tmp_path / "model.onnx")) as generator, pytest.raises(BuilderError, match=words) as caught:
+    with Generator(tiny.save(tmp_path / "model.onnx")) as generator, pytest.raises(UsageError, match=words):
         generator.generate(prompts)
-    assert caught.value.exit_code == USAGE
 
 
 @pytest.mark.parametrize(
@@ -157,9 +196,8 @@ def test_prompts_that_do_not_fit_are_refused(tiny: Any, tmp_path: Path, prompts:
 )
 def test_caches_of_another_type_or_shape_are_refused(tiny: Any, tmp_path: Path, changed: Any, words: str) -> None:
     path = tiny.save(tmp_path / "model.onnx", **changed)
-    with pytest.raises(BuilderError, match=words) as caught:
+    with pytest.raises(ModelFaultError, match=words):
         Generator(path)
-    assert caught.value.exit_code == MODEL_AT_FAULT
 
 
 def test_a_model_without_caches_and_other_files_are_refused(gated_mlps: Path, tmp_path: Path) -> None:
@@ -221,15 +259,7 @@ def test_all_logits_are_read_at_the_last_valid_token(tiny: Any, ragged: Any, tmp
     head.input[0] = "y"
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_param = "new"
     onnx.save(model, path)
-    assert _ids(OnnxRunner(path), ragged, 5) == [tiny.greedy(prompt, 5) for prompt in ragged]
-
-
-def _ids(runner: OnnxRunner, prompts: list[list[int]], count: int) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in prompts]
-    for tokens in generate_ids(runner, prompts, count, Sampling()):
-        for token in tokens:
-            found[token.sequence].append(token.id)
-    return found
+    assert generated(OnnxRunner(path), ragged, 5) == [tiny.greedy(prompt, 5) for prompt in ragged]
 
 
 def _prompt_of_known_tokens(generator: Generator) -> str:

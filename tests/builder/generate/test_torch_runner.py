@@ -1,7 +1,5 @@
 """The decoder in Torch: on a CPU with the ops' references, on a GPU with the plugins, against ONNX Runtime."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,27 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from generated_ids import generated
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
+from trt_nvfp4.builder.errors import ModelFaultError, UnavailableError, UsageError
 from trt_nvfp4.builder.generate import Generator
-from trt_nvfp4.builder.generate.loop import Runner, advance, generate_ids, prefill
+from trt_nvfp4.builder.generate.loop import advance, prefill
 from trt_nvfp4.builder.generate.onnx_runner import OnnxRunner
 from trt_nvfp4.builder.generate.open import open_runner
-from trt_nvfp4.builder.generate.sampling import Sampling
 from trt_nvfp4.builder.generate.torch_runner import TorchRunner
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.targets import find_target
-from trt_nvfp4.graph_passes.planning.plan import KINDS
+from trt_nvfp4.graph_passes.planning.kinds.registry import ALL_KINDS
 
 MODELS = Path(__file__).parents[2] / "trained_models"
-
-
-def tokens(runner: Runner, prompts: list[list[int]], count: int) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in prompts]
-    for step in generate_ids(runner, prompts, count, Sampling()):
-        for token in step:
-            found[token.sequence].append(token.id)
-    return found
 
 
 def test_a_ragged_batch_generates_what_each_prompt_does_without_a_cache(tiny: Any, ragged: Any, tmp_path: Path) -> None:
@@ -44,7 +34,7 @@ def test_a_ragged_batch_generates_what_each_prompt_does_without_a_cache(tiny: An
 def test_prompts_longer_than_a_step_are_taken_in_pieces(tiny: Any, ragged: Any, tmp_path: Path) -> None:
     runner = TorchRunner(tiny.save(tmp_path / "model.onnx"), "cpu")
     for runner.longest_step in (1, 2, 4, 5):
-        assert tokens(runner, ragged, 6) == [tiny.greedy(prompt, 6) for prompt in ragged]
+        assert generated(runner, ragged, 6) == [tiny.greedy(prompt, 6) for prompt in ragged]
 
 
 def test_caches_are_updated_in_place_and_steps_of_one_shape_recompute_no_shape(tiny: Any, tmp_path: Path) -> None:
@@ -54,9 +44,9 @@ def test_caches_are_updated_in_place_and_steps_of_one_shape_recompute_no_shape(t
     caches = {name: cache.data_ptr() for name, cache in runner._caches.items()}
     runner.step(ids, np.zeros(2, np.int64), np.ones(2, np.int64))
     assert {name: cache.data_ptr() for name, cache in runner._caches.items()} == caches
-    ops = [step.node.op for step in runner._decode._steps]
+    ops = [step.node.op for step in runner._short[1].program._steps]
     assert not {"Shape", "Range", "Squeeze"} & set(ops)
-    assert not runner._decode.waits
+    assert not runner._short[1].program.waits
 
 
 def test_runners_by_name(tiny: Any, tmp_path: Path) -> None:
@@ -66,20 +56,17 @@ def test_runners_by_name(tiny: Any, tmp_path: Path) -> None:
     for path in (model, engine):
         assert isinstance(open_runner(path, runner="torch"), TorchRunner)
         assert isinstance(open_runner(path, runner="onnxruntime"), OnnxRunner)
-    with pytest.raises(BuilderError, match="build it first") as caught:
+    with pytest.raises(UsageError, match="build it first"):
         open_runner(model, runner="tensorrt")
-    assert caught.value.exit_code == USAGE
     model.unlink()
-    with pytest.raises(BuilderError, match=r"m.rewritten.onnx is not there") as caught:
+    with pytest.raises(ModelFaultError, match=r"m.rewritten.onnx is not there"):
         open_runner(engine, runner="torch")
-    assert caught.value.exit_code == MODEL_AT_FAULT
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(tiny: Any, tmp_path: Path) -> None:
-    with pytest.raises(BuilderError, match="no NVIDIA GPU here; use --runner onnxruntime") as caught:
+    with pytest.raises(UnavailableError, match="no NVIDIA GPU here; use --runner onnxruntime"):
         TorchRunner(tiny.save(tmp_path / "model.onnx"), "cuda")
-    assert caught.value.exit_code == UNAVAILABLE
 
 
 CAPACITY = 320
@@ -129,7 +116,7 @@ def held_out(count: int) -> list[list[int]]:
 def test_a_quantized_model_generates_what_it_does_in_onnx_runtime(name: str, rewritten: Any) -> None:
     model = rewritten(name, torch.float16)
     prompts = held_out(2)
-    assert tokens(TorchRunner(model, "cpu"), prompts, 8) == tokens(OnnxRunner(model), prompts, 8)
+    assert generated(TorchRunner(model, "cpu"), prompts, 8) == generated(OnnxRunner(model), prompts, 8)
 
 
 #: Smaller differences between the two likeliest tokens' logits may turn with roundings to the type.
@@ -166,8 +153,8 @@ def test_the_plugins_generate_the_tokens_of_onnx_runtime(name: str, dtype: torch
             if step < STEPS - 1:
                 running = list(range(BATCH))
                 expected, found = (advance(each, rows, running).host() for each in (reference, runner))
-        assert runner._recorded is not None
-        free = tokens(runner, batch, STEPS)
+        assert runner._short[1]._graph is not None
+        free = generated(runner, batch, STEPS)
         for text, row, prompt, margin in zip(free, rows, batch, smallest, strict=True):
             if margin >= NEAR_TIE[dtype]:
                 assert text == row[len(prompt) :]
@@ -183,7 +170,7 @@ def test_the_plugins_generate_the_tokens_of_onnx_runtime(name: str, dtype: torch
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
 def test_one_launch_generates_the_tokens_of_its_parts(name: str, dtype: torch.dtype, rewritten: Any) -> None:
     """256 steps on the text of the parts: the same token at every step, but for near ties."""
-    parts, one = (TorchRunner(rewritten(name, dtype, kinds), "cuda") for kinds in (None, (*KINDS, "decoder")))
+    parts, one = (TorchRunner(rewritten(name, dtype, kinds), "cuda") for kinds in (None, (*ALL_KINDS, "decoder")))
     near = equal = 0
     for prompt in held_out(3):
         rows = [list(prompt)]

@@ -1,7 +1,5 @@
 """Random inputs that a model of text or pictures can run on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

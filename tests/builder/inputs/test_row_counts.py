@@ -1,15 +1,13 @@
 """Rows of subgraphs are inferred without the weights (what they are: test_roofline.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
+from onnx_models.graphs import parsed
 from trt_nvfp4.builder.inputs import row_counts
 from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
@@ -18,10 +16,9 @@ from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 
 def saved(path: Path, text: str, rng: np.random.Generator, external: bool = False) -> SourceModel:
     """The model with a weight `w` [64, 64] in float32, 16 KiB."""
-    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
-    weight = rng.standard_normal((64, 64)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    onnx.save(model, path, save_as_external_data=external, location="m.data", size_threshold=0)
+    onnx.save(
+        parsed(text, {"w": (64, 64)}, rng), path, save_as_external_data=external, location="m.data", size_threshold=0
+    )
     return load(path)
 
 

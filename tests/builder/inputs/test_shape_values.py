@@ -1,14 +1,12 @@
 """Inputs whose values are a shape: found before anything is quantized, and their ranges taken from --min-shapes."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 import pytest
 from onnx import parser
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.inputs.shape_values import shape_values, value_profiles
-from trt_nvfp4.builder.inputs.shapes import Profile, typical_of
+from trt_nvfp4.builder.inputs.shapes import Profile, opt_shapes_of
 
 
 def found(body: str, inputs: str = "int64 keep") -> dict[str, int]:
@@ -46,7 +44,7 @@ def test_other_inputs(body: str) -> None:
 def test_ranges() -> None:
     (profile,) = value_profiles({"keep": 1}, ({"keep": (1,)}, {}, {"keep": (512,)})).values()
     assert profile == Profile((1,), (512,), (512,), is_values=True)
-    assert typical_of({"keep": profile, "x": Profile((1,), (2,), (3,))}) == {"x": (2,)}, "they are no shape of it"
+    assert opt_shapes_of({"keep": profile, "x": Profile((1,), (2,), (3,))}) == {"x": (2,)}, "they are no shape of it"
     (profile,) = value_profiles({"s": 2}, ({}, {"s": (3, 4)}, {})).values()
     assert profile == Profile((3, 4), (3, 4), (3, 4), is_values=True)
 
@@ -57,7 +55,7 @@ def test_ranges() -> None:
         (1, ({}, {}, {}), USAGE, "add --min-shapes keep:8, --opt-shapes keep:8, --max-shapes keep:8"),
         (2, ({}, {}, {"keep": (1,)}), USAGE, "--max-shapes keep:1: expected 2 values"),
         (1, ({"keep": (2,)}, {}, {"keep": (1,)}), USAGE, "out of order"),
-        (-1, ({}, {}, {}), MODEL_AT_FAULT, "nobody knows how many"),
+        (-1, ({}, {}, {}), MODEL_AT_FAULT, "its values are a shape of unknown rank"),
     ],
 )
 def test_refused(count: int, bounds: tuple[dict[str, tuple[int, ...]], ...], code: int, message: str) -> None:

@@ -1,7 +1,5 @@
 """Whether several GPUs pay: by hand-made products, and against what was measured on two H200."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

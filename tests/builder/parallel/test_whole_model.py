@@ -1,7 +1,5 @@
 """Ranks take tensor scales and statistics from the whole model: they quantize as the model that was split does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,13 +14,13 @@ from onnx import numpy_helper
 from parallel_models import DENSE, MIXTURE, exported_ranks, saved
 
 from onnx_models.passes import plan_all
-from trt_nvfp4.builder.accuracy.runners import session
-from trt_nvfp4.builder.export.decoder_contract import decoder_of
 from trt_nvfp4.builder.generate.caches import cache_shapes
+from trt_nvfp4.builder.model.decoder_contract import decoder_of
+from trt_nvfp4.builder.model.onnx_session import session
 from trt_nvfp4.builder.parallel.manifest import RankFolder
 from trt_nvfp4.builder.parallel.simulate import prefix, save_simulated
 from trt_nvfp4.builder.parallel.whole_model import calibrate_ranks
-from trt_nvfp4.builder.pipeline.progress import Silent
+from trt_nvfp4.builder.terminal.progress import Silent
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.recipes.residual_channels import residual_order
 from trt_nvfp4.calibration.samples.filled_caches import with_filled_caches

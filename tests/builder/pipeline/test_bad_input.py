@@ -1,7 +1,5 @@
 """What users get wrong: one message, the right exit code, no file left half-written."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -18,10 +16,9 @@ import onnx
 import psutil
 import pytest
 import yaml
-from click.testing import Result
-from onnx import parser
-from typer.testing import CliRunner
+from click.testing import CliRunner, Result
 
+from onnx_models.graphs import parsed
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli.build_engine import app
 from trt_nvfp4.plugins.compile.library import build_library
@@ -95,22 +92,16 @@ def test_model_at_fault(gated_mlps: Path, damage: Callable[[Path], None], text: 
     assert not leftovers(gated_mlps.parent)
 
 
-def test_no_mlp_says_what_there_is(tmp_path: Path, rng: np.random.Generator) -> None:
-    weight = rng.standard_normal((64, 64)).astype(np.float16)
-    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
-        g (float16[batch, 64] x) => (float16[batch, 64] y) { y = MatMul(x, w) }""")
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
-    onnx.save(model, tmp_path / "linear.onnx")
+def test_no_mlp_says_what_there_is(tmp_path: Path) -> None:
+    text = "g (float[batch, 64] x) => (float[batch, 64] y) { y = MatMul(x, w) }"
+    onnx.save(parsed(text, {"w": (64, 64)}), tmp_path / "linear.onnx")
     result = build(tmp_path / "linear.onnx")
     assert_failed(result, errors.MODEL_AT_FAULT, "found no subgraph of kind moe or gated_mlp or mlp", "--kinds linear")
 
 
-def test_dynamic_dimension_without_a_profile(tmp_path: Path, rng: np.random.Generator) -> None:
-    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
-        g (float16[batch, 3, height, 64] image) => (float16[batch, 3, height, 64] y) { y = MatMul(image, w) }""")
-    weight = rng.standard_normal((64, 64)).astype(np.float16)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
-    onnx.save(model, tmp_path / "image.onnx")
+def test_dynamic_dimension_without_a_profile(tmp_path: Path) -> None:
+    text = "g (float[batch, 3, height, 64] image) => (float[batch, 3, height, 64] y) { y = MatMul(image, w) }"
+    onnx.save(parsed(text, {"w": (64, 64)}), tmp_path / "image.onnx")
     result = build(tmp_path / "image.onnx", "--kinds", "linear")
     assert_failed(result, errors.USAGE, "dimension 2 (height)", "--max-shapes image:")
 
@@ -129,12 +120,6 @@ def test_plan_that_names_a_node_that_is_gone(gated_mlps: Path) -> None:
     plan["subgraphs"][0]["nodes"][0] = "renamed_node"
     path.write_text(yaml.safe_dump(plan))
     assert_failed(build(gated_mlps, "--plan", str(path)), errors.USAGE, "renamed_node")
-
-
-def test_plan_for_another_target(gated_mlps: Path) -> None:
-    assert build(gated_mlps, "--stop-after", "plan", target="b200").exit_code == 0
-    result = build(gated_mlps, "--plan", str(gated_mlps.parent / "out" / "o.plan.yaml"))
-    assert_failed(result, errors.USAGE, "a plan for b200, not for rtx-blackwell")
 
 
 @pytest.mark.parametrize(
@@ -189,8 +174,6 @@ def test_target_that_needs_another_machine(gated_mlps: Path, target: str) -> Non
     [
         (["--min-shapes", "x=1"], "--min-shapes"),
         (["--max-shapes", "z:1x64"], "no input 'z'"),
-        (["--kinds", "attention"], "attention"),
-        (["--include", "["], "--include ["),
         (["--precision", "int4"], "int4"),
         (["--stop-after", "lunch"], "lunch"),
     ],
@@ -215,7 +198,7 @@ def test_read_only_output_directory(gated_mlps: Path, tmp_path: Path) -> None:
     assert_failed(CliRunner().invoke(app, options), errors.BUILD_FAILED, f"{folder}: ", "-o")
 
 
-@pytest.mark.parametrize(("below", "text"), [("", "is no folder"), ("deeper", "above it is a file")])
+@pytest.mark.parametrize(("below", "text"), [("", "is not a folder"), ("deeper", "above it is a file")])
 def test_output_below_a_file(gated_mlps: Path, tmp_path: Path, below: str, text: str) -> None:
     file = tmp_path / "file"
     file.touch()
@@ -237,14 +220,14 @@ def test_disk_full_of_a_copy_names_the_copy(gated_mlps: Path, monkeypatch: pytes
     def full(source: object, destination: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(destination))
 
-    monkeypatch.setattr("trt_nvfp4.builder.tensorrt.bundle._link", full)
+    monkeypatch.setattr("trt_nvfp4.builder.tensorrt.bundle.link_or_copy", full)
     failed = build(gated_mlps)
     assert_failed(failed, errors.BUILD_FAILED, f"error: {gated_mlps.parent / 'out' / '.trt-nvfp4-'}", "free some space")
 
 
 def test_no_room_for_the_engine(gated_mlps: Path) -> None:
     """The build script's own write fails: no file may grow beyond a megabyte, and the engine is larger."""
-    build_library("sm_120a")  # compiled before, without the limit
+    build_library("sm_120a", groups={"mlp", "w4a16"})  # compiled before, without the limit
     output = gated_mlps.parent / "out" / "o.engine"
     done = subprocess.run(
         [sys.executable, "-c", BUILD, str(gated_mlps), "-o", str(output), "--target", "rtx-blackwell"],
@@ -256,13 +239,6 @@ def test_no_room_for_the_engine(gated_mlps: Path) -> None:
     assert "File too large" in done.stderr
     assert "Traceback" not in done.stderr
     assert not leftovers(output.parent)
-
-
-def test_no_compiler(gated_mlps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRT_NVFP4_CACHE", str(tmp_path / "empty-cache"))
-    monkeypatch.setenv("TRT_NVFP4_NVCC", str(tmp_path / "no-nvcc"))
-    assert_failed(build(gated_mlps), errors.UNAVAILABLE, "no-nvcc")
-    assert not leftovers(gated_mlps.parent / "out")
 
 
 def test_too_little_memory(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,10 +283,3 @@ def test_debug_shows_the_traceback(gated_mlps: Path) -> None:
     assert result.exit_code == 1
     assert result.exception is not None
     assert "no such file" in str(result.exception)
-
-
-def test_json_reports_the_failure(gated_mlps: Path) -> None:
-    gated_mlps.unlink()
-    result = build(gated_mlps, "--json")
-    assert result.exit_code == errors.MODEL_AT_FAULT
-    assert yaml.safe_load(result.stdout)["exit_code"] == errors.MODEL_AT_FAULT

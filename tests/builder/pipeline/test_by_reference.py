@@ -1,7 +1,5 @@
 """A large model is built from its directory without a copy of its weights, and becomes what it becomes with one."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pages of mapped weights are given back, and what was written to them is kept."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

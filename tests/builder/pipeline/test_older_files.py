@@ -1,7 +1,5 @@
 """Files of other versions: they load, or one message says what to do."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +8,11 @@ import onnx
 import pytest
 
 import trt_nvfp4
+from trt_nvfp4.builder.model.onnx_file import rewritten_by
 from trt_nvfp4.builder.tensorrt.bundle import planned_nodes
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.common.onnx_files import OnnxFile
 from trt_nvfp4.errors import TrtNvfp4Error
 from trt_nvfp4.graph_passes.load.by_hand import REWRITTEN
 from trt_nvfp4.graph_passes.planning.plan import Plan
@@ -68,6 +68,12 @@ def test_plugin_nodes_that_ops_have_otherwise(
         bundled(older, rewritten, tmp_path)
     assert failure.value.exit_code == 3
     assert not (tmp_path / "bundle").exists()
+
+
+def test_a_rewritten_model_with_former_names_of_decisions(rewritten: trt_nvfp4.BuildResult, tmp_path: Path) -> None:
+    model = rewritten.files["rewritten model"]
+    older = changed(model, tmp_path, lambda model: note(model, decisions={"moe": "native"}))
+    assert rewritten_by(OnnxFile.of(older))["decisions"] == {"moe": "trt_moe"}
 
 
 def test_a_rewritten_model_without_its_note(rewritten: trt_nvfp4.BuildResult, tmp_path: Path) -> None:

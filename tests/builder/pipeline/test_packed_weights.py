@@ -1,6 +1,4 @@
-"""--packed-weights: weights from an NVFP4 checkpoint, and what is said where it has none."""
-
-from __future__ import annotations
+"""--set packed-weights: weights from an NVFP4 checkpoint, and what is said where it has none."""
 
 import json
 from pathlib import Path
@@ -10,17 +8,17 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from click.testing import CliRunner
 from onnx import numpy_helper
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 from onnx_models import moe_spellings, zoo
 from onnx_models.moe_spellings import Moe, MoeSpec
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.accuracy.budget import Score
-from trt_nvfp4.builder.accuracy.runners import session
 from trt_nvfp4.builder.cli.build_engine import app
 from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
+from trt_nvfp4.builder.model.onnx_session import session
 from trt_nvfp4.calibration.samples.samples import input_specs, save_sample
 from trt_nvfp4.common import nvfp4
 
@@ -28,7 +26,7 @@ from trt_nvfp4.common import nvfp4
 def build(folder: Path, *more: str) -> dict[str, Any]:
     """The report, or the error, of a build that stops before TensorRT."""
     arguments = [str(folder / "model.onnx"), "-o", str(folder / "o.engine"), "--target", "rtx-blackwell", "--json"]
-    options = ["--stop-after", "rewrite", "--packed-weights", str(folder / "weights")]
+    options = ["--stop-after", "rewrite", "--set", f"packed-weights={folder / 'weights'}"]
     output: dict[str, Any] = json.loads(CliRunner().invoke(app, [*arguments, *options, *more]).stdout)
     return output
 
@@ -117,7 +115,7 @@ def test_layers_left_in_16_bits(llama: Model, left: str) -> None:
     [
         (
             [],
-            "holds NVFP4 weights of none of the 2 subgraphs in the plan, such as 'model.layers.0.mlp'; it has such as",
+            "holds no NVFP4 weights of the 2 subgraphs in the plan, such as 'model.layers.0.mlp', but those of others,",
         ),
         (["--precision", "bf16"], "the plan has no NVFP4 plugin"),
         (["--recipe", "awq", "--calib-data", "x.npz"], "recipe 'awq' scales channels of weights"),

@@ -1,7 +1,5 @@
 """A directory with quantized weights: NVFP4 bytes, FP8 bytes and scales of caches are those of the rewritten model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +57,8 @@ def test_bytes_of_the_checkpoint(mixture: Path) -> None:
         stop_after="rewrite",
     )
     report = pipeline.run(request)
+    (anew,) = (warning for warning in report.warnings if "quantized here" in warning)
+    assert "lm_head in NVFP4:" in anew, "it has no gate and up"
     decisions = {entry["name"]: entry["decision"] for entry in report.subgraphs}
     stored = load_file(mixture / "model.safetensors")
     rewritten = onnx.load(mixture.parent / "o.rewritten.onnx")
@@ -117,7 +117,7 @@ def test_scales_of_caches_become_those_of_the_engine(kv_cache: str, mixture: Pat
 @pytest.mark.parametrize(
     ("scales", "options", "message"),
     [
-        ({"k_scale": 1.0, "v_scale": 1.0}, {"attention": "native"}, "1 of 1 layers do not use"),
+        ({"k_scale": 1.0, "v_scale": 1.0}, {"attention": "tensorrt"}, "1 of 1 layers do not use"),
         ({"k_scale": 1.0}, {}, "those of 1 layers fit no attention that was found"),
     ],
 )

@@ -1,25 +1,24 @@
 """What is refused before any work: lost files, options that fit nothing or would pass unheard."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import onnx
 import pytest
 import yaml
 
-from trt_nvfp4.builder import errors, onnx_file
+from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.model import onnx_file
 from trt_nvfp4.builder.pipeline import pipeline
-from trt_nvfp4.builder.pipeline import request as checks
+from trt_nvfp4.builder.pipeline import request_checks as checks
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.graph_passes.planning.plan import Plan
@@ -142,7 +141,7 @@ def test_a_folder_where_a_file_is_to_be_written(gated_mlps: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"packed_weights": Path("nix")}, "--packed-weights nix: no such file"),
+        ({"packed_weights": Path("nix")}, "--set packed-weights=nix: no such file"),
         ({"calib_data": Path("nix")}, "--calib-data nix: no such file"),
         ({"calib_data": Path("nix.py:load")}, "--calib-data nix.py:load: no such file"),
         ({"plan": Path("nix")}, "--plan nix: no such file"),
@@ -159,11 +158,6 @@ def test_before_an_export(directory: Path, options: dict[str, Any], text: str) -
     assert not (directory.parent / "out").exists()
 
 
-def test_no_model(tmp_path: Path) -> None:
-    refusal(tmp_path / "nix.onnx", "nix.onnx: no such file", code=errors.MODEL_AT_FAULT)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("place", ["model", "folder", "output"])
 def test_a_name_that_is_not_utf8(tmp_path: Path, save_gated_mlps: Callable[..., Path], place: str) -> None:
     names = {"folder": "of the user", "model": "model", "output": "o", place: os.fsdecode(b"m\xf6d")}
@@ -171,7 +165,7 @@ def test_a_name_that_is_not_utf8(tmp_path: Path, save_gated_mlps: Callable[..., 
     folder.mkdir()
     model = save_gated_mlps(folder / "model.onnx", external=False)
     model = model.rename(folder / f"{names['model']}.onnx")
-    refusal(model, "is no name in UTF-8", r"m\udcf6d", output=tmp_path / f"{names['output']}.engine")
+    refusal(model, "is not a name in UTF-8", r"m\udcf6d", output=tmp_path / f"{names['output']}.engine")
 
 
 def test_a_utf8_name_in_a_locale_of_another_encoding(gated_mlps: Path) -> None:
@@ -194,7 +188,7 @@ def test_a_utf8_name_in_a_locale_of_another_encoding(gated_mlps: Path) -> None:
         ("(int16[n, 64] x) => (float[n, 64] y)", "input 'x' is of type int16, which TensorRT does not have"),
         ("(string[n, 64] x) => (float[n, 64] y)", "input 'x' is of type string, which TensorRT does not have"),
         ("(float[n, 64] x) => (uint16[n, 64] y)", "output 'y' is of type uint16, which TensorRT does not have"),
-        ("(seq(float[n, 64]) x) => (float[n, 64] y)", "input 'x' is of type sequence; an engine takes tensors alone"),
+        ("(seq(float[n, 64]) x) => (float[n, 64] y)", "input 'x' is of type sequence; an engine takes only tensors"),
     ],
 )
 def test_inputs_and_outputs_that_no_engine_has(tmp_path: Path, interface: str, text: str) -> None:
@@ -230,8 +224,8 @@ def test_calibration_without_samples(gated_mlps: Path, samples: Path) -> None:
 
 def test_options_that_a_plan_leaves_without_effect(gated_mlps: Path) -> None:
     plan = run(gated_mlps)
-    options = {"precision": "fp8", "moe": "native", "include": "nosuch"}
-    refusal(gated_mlps, "o.plan.yaml has decided already", "--precision, --moe, --include", plan=plan, **options)
+    options = {"precision": "fp8", "moe": "trt_moe", "include": "nosuch"}
+    refusal(gated_mlps, "o.plan.yaml has decided already", "--precision, --set moe, --include", plan=plan, **options)
     run(gated_mlps, plan=plan, recipe="max")
     assert Plan.load(plan).recipe == "max"
     # What is required is required of what these select.
@@ -250,7 +244,7 @@ def test_options_that_a_rewritten_model_leaves_without_effect(gated_mlps: Path, 
     plan = run(gated_mlps, stop_after="rewrite")
     rewritten = plan.with_name("o.rewritten.onnx")
     options: dict[str, Any] = {"calib_data": samples, "packed_weights": samples, "recipe": "max", "exclude": "zzz"}
-    unheard = "--exclude, --calib-data, --recipe, --packed-weights, --stop-after"
+    unheard = "--exclude, --calib-data, --recipe, --stop-after, --set packed-weights"
     texts = ["o.rewritten.onnx has been rewritten already", unheard]
     refusal(rewritten, *texts, plan=plan, **options)
 
@@ -265,7 +259,7 @@ def test_nothing_left_to_replace(gated_mlps: Path, options: dict[str, str]) -> N
     [
         ("ada", "nvfp4_w4a4", "ada does not compute nvfp4_w4a4"),
         ("h100", "native_nvfp4", "h100 does not compute native_nvfp4"),
-        ("rtx-blackwell", "native", "TensorRT has no MoE layer for rtx-blackwell"),
+        ("rtx-blackwell", "trt_moe", "TensorRT has no MoE layer for rtx-blackwell"),
     ],
 )
 def test_plan_edited_to_what_the_target_lacks(gated_mlps: Path, target: str, decision: str, text: str) -> None:
@@ -280,12 +274,12 @@ def test_weights_are_not_streamed_by_tensorrt_rtx(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refused before an export, where this machine would build the engine."""
-    monkeypatch.setattr(type(find_target("ada")), "why_not_here", lambda _: None)
+    monkeypatch.setattr(type(find_target("ada")), "unsupported_here", lambda _: None)
     monkeypatch.setattr(checks, "choose_module", lambda *_: "tensorrt_rtx")
-    refusal(directory, "--weight-streaming: tensorrt_rtx builds", weight_streaming=True, stop_after=None)
+    refusal(directory, "--set weight-streaming=yes: tensorrt_rtx builds", weight_streaming=True, stop_after=None)
     streamed = Request(directory, find_target("ada"), output=tmp_path / "o.engine", weight_streaming=True)
     for elsewhere in ({"bundle": tmp_path / "b"}, {"stop_after": "plan"}, {"weight_streaming": False}):
-        checks.check_streaming(replace(streamed, **elsewhere))
+        checks.check_streaming(attrs.evolve(streamed, **elsewhere))
     monkeypatch.setattr(checks, "choose_module", lambda *_: "tensorrt")
     checks.check_streaming(streamed)
 
@@ -296,3 +290,32 @@ def test_names_may_hold_dots(tmp_path: Path) -> None:
     for name, base in expected.items():
         request = Request(tmp_path / "m.onnx", target, output=tmp_path / name)
         assert request.file(".plan.yaml") == tmp_path / f"{base}.plan.yaml"
+
+
+def test_a_plan_is_checked_before_an_export(gated_mlps: Path, directory: Path) -> None:
+    plan = run(gated_mlps, "ada")
+    written = yaml.safe_load(plan.read_text())
+    for key, value, text in (
+        ("decision", "native", "it cannot be trt_moe: TensorRT has no MoE layer for ada"),
+        ("decision", "nvfp4_w4a4", "ada does not compute nvfp4_w4a4"),
+        ("op", "Nothing", "unknown op 'Nothing'"),
+    ):
+        entry = {**written["subgraphs"][0], key: value}
+        plan.write_text(yaml.safe_dump({**written, "subgraphs": [entry]}))
+        refusal(directory, text, plan=plan, target="ada")
+    plan.write_text(yaml.safe_dump(written))
+    refusal(directory, "is a plan for ada, not for h100", plan=plan, target="h100")
+
+
+def test_a_plan_without_subgraphs_is_a_warning(gated_mlps: Path) -> None:
+    plan = run(gated_mlps)
+    plan.write_text(yaml.safe_dump({**yaml.safe_load(plan.read_text()), "subgraphs": []}))
+    run(gated_mlps, plan=plan)
+    warnings = json.loads(plan.with_name("o.report.json").read_text())["warnings"]
+    assert any("lists no subgraphs, so that nothing is replaced" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize("attention", ["auto", "tensorrt"])
+def test_fp8_caches_are_checked_before_an_export(directory: Path, attention: str) -> None:
+    why = "takes no FP8" if attention == "tensorrt" else "scales keys and values by calibration data"
+    refusal(directory, why, kv_cache="fp8", attention=attention)

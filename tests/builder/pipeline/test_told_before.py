@@ -1,18 +1,16 @@
 """What can be known before an export or a quantization is said before it, and leaves no file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 from onnx import helper, numpy_helper
 from safetensors.numpy import save_file
-from typer.testing import CliRunner
 
+from onnx_models.graphs import parsed
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli.build_engine import app
 from trt_nvfp4.builder.export import huggingface
@@ -79,16 +77,14 @@ def test_a_missing_tokenizer_before_an_export(directory: Path, tmp_path: Path) -
     [
         (["--min-shapes", "inputs_ids:1x8"], "the model has no input 'inputs_ids'; it has input_ids, "),
         (["--opt-shapes", "input_ids:8"], "input_ids:8 does not fit the input's shape [batch, sequence]"),
-        (["--min-shapes", "input_ids:3x8", "--max-shapes", "input_ids:2x8"], "least 3, typical 2, most 2 are out of"),
+        (["--min-shapes", "input_ids:3x8", "--max-shapes", "input_ids:2x8"], "min 3, opt 2, max 2 are out of"),
         (["--max-shapes", "input_ids:1x101"], "101 tokens, and the model's configuration allows for 100"),
-        (["--cache-capacity", "101"], None),
+        (["--cache-capacity", "101"], "allows for 100 tokens"),
         (["--cache-capacity", "50", "--max-shapes", "input_ids:1x51"], "allows for 50"),
         (["--task", "features", "--max-shapes", "past_length:1"], "no input 'past_length'; it has input_ids, att"),
     ],
 )
-def test_shapes_before_an_export(directory: Path, options: list[str], text: str | None) -> None:
-    if text is None:
-        options, text = [*options, "--max-shapes", "input_ids:1x8"], "allows for 100 tokens"
+def test_shapes_before_an_export(directory: Path, options: list[str], text: str) -> None:
     assert_told(build(directory, *options), errors.USAGE, text, directory)
 
 
@@ -114,8 +110,7 @@ def test_a_later_sample_before_anything_is_quantized(gated_mlps: Path, tmp_path:
 
 def test_a_shape_above_a_table_of_positions(tmp_path: Path) -> None:
     """As TorchScript writes BERT: the first rows of a table, as many as tokens, computed from the input's shape."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
-        g (float[batch, sequence, 32] x) => (float[batch, sequence, 32] y)
+    text = """g (float[batch, sequence, 32] x) => (float[batch, sequence, 32] y)
         <int64[1] one = {1}, int64[1] two = {2}, int64[1] zero = {0}> {
             shape = Shape(x)
             tokens = Slice(shape, one, two, zero)
@@ -125,23 +120,19 @@ def test_a_shape_above_a_table_of_positions(tmp_path: Path) -> None:
             r = Relu(u)
             d = MatMul(r, down)
             y = Add(h, d)
-        }""")
-    for name, shape in (("table", (1, 16, 32)), ("up", (32, 64)), ("down", (64, 32))):
-        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+        }"""
     path = tmp_path / "m.onnx"
-    onnx.save(model, path)
+    onnx.save(parsed(text, {"table": (1, 16, 32), "up": (32, 64), "down": (64, 32)}), path)
     assert_told(build(path, "--max-shapes", "x:1x17x32"), errors.USAGE, "does not take all shapes", path)
     result = build(path, "--max-shapes", "x:1x16x32", "--opt-shapes", "x:1x16x32", "--stop-after", "plan")
     assert result.exit_code == 0, result.output
 
 
 def test_dimensions_of_one_name_are_equal(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
-        g (float[batch, 32] a, float[batch, 32] b) => (float[batch, 32] y) { c = Add(a, b) d = MatMul(c, w)
-            e = Relu(d) y = MatMul(e, w) }""")
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((32, 32), np.float32), "w"))
+    text = """g (float[batch, 32] a, float[batch, 32] b) => (float[batch, 32] y) {
+        c = Add(a, b) d = MatMul(c, w) e = Relu(d) y = MatMul(e, w) }"""
     path = tmp_path / "m.onnx"
-    onnx.save(model, path)
+    onnx.save(parsed(text, {"w": (32, 32)}), path)
     result = build(path, "--opt-shapes", "a:2x32,b:3x32")
     assert_told(result, errors.USAGE, "--opt-shapes: dimension batch is 2 in a and 3 in b", path)
     np.savez(tmp_path / "s.npz", a=np.ones((2, 32), np.float32), b=np.ones((3, 32), np.float32))

@@ -1,7 +1,5 @@
 """What a report says of a plan."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.coverage import UnplannedProducts
 from trt_nvfp4.graph_passes.planning.decide import make_plan
+from trt_nvfp4.graph_passes.planning.kinds.kind import PlanOptions
 
 
 @pytest.mark.parametrize(
@@ -21,14 +20,14 @@ from trt_nvfp4.graph_passes.planning.decide import make_plan
     [
         ("h200", False, "FP8, scales computed at run time"),  # by the plugin
         ("h200", True, "FP8, calibrated scales"),
-        ("ada", False, "as in the model (weights alone are FP8)"),
+        ("ada", False, "as in the model (only weights are FP8)"),
         ("ada", True, "FP8, calibrated scales"),
     ],
 )
 def test_fp8_activations(gated_mlps: Path, target: str, calibrated: bool, activations: str) -> None:
     model = load(gated_mlps)
     capabilities = TARGETS[target].capabilities
-    plan = make_plan(model, find_subgraphs(model), capabilities, "fp8", calibrated=calibrated)
+    plan = make_plan(model, find_subgraphs(model), capabilities, PlanOptions(precision="fp8", calibrated=calibrated))
     report = Report(str(gated_mlps), target)
     report.take_plan(plan, calibrated)
     assert [entry["decision"] for entry in report.subgraphs] == ["fp8", "fp8"]
@@ -42,12 +41,12 @@ def test_a_plan_without_nvfp4_is_warned_of_unless_asked_for(
     gated_mlps: Path, precision: str, kept: int, warned: bool
 ) -> None:
     model = load(gated_mlps)
-    plan = make_plan(model, find_subgraphs(model), TARGETS["ada"].capabilities, precision)
+    plan = make_plan(model, find_subgraphs(model), TARGETS["ada"].capabilities, PlanOptions(precision=precision))
     for entry in plan.subgraphs[:kept]:
         entry.decision = "keep"
     report = Report(str(gated_mlps), "ada")
     report.take_plan(plan, calibrated=False)
-    assert [("no subgraph in NVFP4" in warning) for warning in report.warnings] == [True] * warned
+    assert [("no subgraph of the plan is in NVFP4" in warning) for warning in report.warnings] == [True] * warned
     empty = Report(str(gated_mlps), "ada")
     plan.subgraphs.clear()
     empty.take_plan(plan, calibrated=False)

@@ -1,7 +1,5 @@
 """Bundles: what a device gets, built in an environment with nothing but TensorRT-RTX."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import json
@@ -19,14 +17,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from command_lines import invoked
 from planned_nodes import planned_nodes
-from typer.testing import CliRunner
 
 from onnx_models.graphs import mlp_model, spec
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.builder.cli.build_engine import app
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError, UsageError
 from trt_nvfp4.builder.pipeline import build_step, pipeline
+from trt_nvfp4.builder.records.bundle import MANIFEST
 from trt_nvfp4.builder.report.inspection import inspect
 from trt_nvfp4.builder.targets import TARGETS, find_target
 from trt_nvfp4.builder.tensorrt import bundle
@@ -44,7 +43,7 @@ pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
 
 def make_bundle(model: Path, destination: Path, target: str = "rtx-blackwell") -> dict[str, object]:
     pipeline.run(pipeline.Request(model=model, target=find_target(target), bundle=destination))
-    manifest: dict[str, object] = json.loads((destination / bundle.MANIFEST).read_text())
+    manifest: dict[str, object] = json.loads((destination / MANIFEST).read_text())
     return manifest
 
 
@@ -86,14 +85,12 @@ def test_bundle_that_another_run_has_finished_since(
 
     def write_second(*arguments: Any, **options: Any) -> Path:
         destination.mkdir()
-        (destination / bundle.MANIFEST).write_text("theirs")
+        (destination / MANIFEST).write_text("theirs")
         return write(*arguments, **options)
 
     monkeypatch.setattr(bundle, "write_folder", write_second)
     command = [str(gated_mlps), "--bundle", str(destination), "--target", "rtx-blackwell"]
-    shown = CliRunner().invoke(app, command)
-    assert shown.exit_code == USAGE
-    assert f"{destination}: exists already; choose a new folder or remove this one" in shown.stderr
+    invoked(app, command, USAGE, f"{destination}: exists already; choose a new folder or remove this one")
     assert [file.read_text() for file in destination.iterdir()] == ["theirs"]
 
 
@@ -188,7 +185,15 @@ def bundle_with_sources(tmp_path: Path, gated_mlps: Path) -> Path:
     folder = tmp_path / "bundle"
     folder.mkdir()
     model = tmp_path / "o.rewritten.onnx"
-    bundle.write_folder(folder, request.target, model, planned, [profiles], None, with_sources=True, keep=True)
+    bundle.write_folder(
+        folder,
+        request.target,
+        model,
+        planned,
+        [profiles],
+        bundle.Plugins(with_sources=True),
+        bundle.FolderOptions(keep=True),
+    )
     return folder
 
 
@@ -228,7 +233,7 @@ def test_bundle_with_sources_compiles_them_on_the_device(tmp_path: Path, gated_m
 @pytest.mark.slow
 def test_targets_differ_in_target_alone(tmp_path: Path, gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Which kernels the library holds does not matter here.
-    monkeypatch.setattr(build_step, "build_library", lambda arch, machine, progress: build_library("sm_120a"))
+    monkeypatch.setattr(build_step, "build_library", lambda arch, groups, **_: build_library("sm_120a", groups=groups))
     manifests = {name: make_bundle(gated_mlps, tmp_path / name, name) for name in ("rtx-blackwell", "b200", "thor")}
     of_the_target = {"target", "arch", "compute_capability", "modules", "plugin_library", "plugin_sources", "checksums"}
     common = [{key: value for key, value in m.items() if key not in of_the_target} for m in manifests.values()]
@@ -238,14 +243,6 @@ def test_targets_differ_in_target_alone(tmp_path: Path, gated_mlps: Path, monkey
         assert found.target == name
         assert not found.changed_files
         assert manifests[name]["plugin_library"]
-
-
-def test_existing_folder_is_not_touched(tmp_path: Path, gated_mlps: Path) -> None:
-    (tmp_path / "bundle").mkdir()
-    with pytest.raises(BuilderError, match="exists already") as failure:
-        make_bundle(gated_mlps, tmp_path / "bundle")
-    assert failure.value.exit_code == USAGE
-    assert not list((tmp_path / "bundle").iterdir())
 
 
 def test_inspection_finds_a_changed_file(tmp_path: Path, gated_mlps: Path) -> None:
@@ -300,7 +297,7 @@ def test_fp8_weights_that_are_transposed(tmp_path: Path, calibrated: bool) -> No
 def edit_rewritten(folder: Path, model: Path, edit: Callable[[onnx.ModelProto], object]) -> tuple[Plan, Path]:
     """Plan and rewritten model, which weights in FP8 alone, as another tool left it."""
     target = find_target("rtx-blackwell")
-    pipeline.run(pipeline.Request(model, target, folder / "o.engine", "fp8", stop_after="rewrite"))
+    pipeline.run(pipeline.Request(model, target, folder / "o.engine", precision="fp8", stop_after="rewrite"))
     path = folder / "o.rewritten.onnx"
     proto = onnx.load(path, load_external_data=False)
     edit(proto)
@@ -350,11 +347,7 @@ Edit = Callable[[Plan], object]
 @pytest.mark.parametrize(
     ("precision", "edit", "text"),
     [
-        (
-            "auto",
-            lambda plan: setattr(plan.subgraphs[1], "decision", "keep"),
-            "gated_mlp_1 is nvfp4_w4a16 .*keep",
-        ),
+        ("auto", lambda plan: setattr(plan.subgraphs[1], "decision", "keep"), "gated_mlp_1 is nvfp4_w4a16 .*keep"),
         ("auto", lambda plan: plan.subgraphs.pop(), "gated_mlp_1 is nvfp4_w4a16 there, and missing here"),
         ("auto", lambda plan: setattr(plan.subgraphs[0], "decision", "nvfp4_w4a4"), "gated_mlp_0 .* nvfp4_w4a4 here"),
         ("fp8", lambda plan: setattr(plan.subgraphs[1], "decision", "keep"), "gated_mlp_1 is fp8 there, and keep here"),
@@ -367,7 +360,7 @@ def test_plan_that_the_model_was_not_rewritten_by(
 ) -> None:
     """It was edited after the rewrite, or is another run's: nothing would check what the model holds beyond it."""
     target = find_target("rtx-blackwell")
-    pipeline.run(pipeline.Request(gated_mlps, target, tmp_path / "o.engine", precision, stop_after="rewrite"))
+    pipeline.run(pipeline.Request(gated_mlps, target, tmp_path / "o.engine", precision=precision, stop_after="rewrite"))
     plan = Plan.load(tmp_path / "o.plan.yaml")
     edit(plan)
     plan.save(tmp_path / "edited.plan.yaml")
@@ -375,7 +368,6 @@ def test_plan_that_the_model_was_not_rewritten_by(
     target = find_target(plan.target)
     request = pipeline.Request(model, target, tmp_path / "p.engine", plan=tmp_path / "edited.plan.yaml")
     expected = rf"o\.rewritten\.onnx: was rewritten by another plan than .*edited\.plan\.yaml: {text}"
-    with pytest.raises(BuilderError, match=expected) as failure:
+    with pytest.raises(UsageError, match=expected):
         pipeline.run(request)
-    assert failure.value.exit_code == USAGE
     assert not (tmp_path / "p.engine").exists()

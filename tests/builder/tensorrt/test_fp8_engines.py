@@ -1,7 +1,5 @@
 """An engine whose plan says FP8GatedMLP or FP8MoE: one plugin layer per MLP or block, built on a CPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -9,8 +7,8 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from command_lines import invoked
 from onnx import compose
-from typer.testing import CliRunner
 
 from onnx_models import moe_spellings
 from onnx_models.graphs import mlp_model, spec
@@ -26,17 +24,9 @@ def test_one_plugin_layer(tmp_path: Path, seed: int) -> None:
     model, _ = mlp_model(spec(biases=True, seed=seed))
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
-    common = [
-        str(path),
-        "-o",
-        str(tmp_path / "out.engine"),
-        "--target",
-        "rtx-blackwell",
-        "--json",
-    ]
+    common = [str(path), "-o", str(tmp_path / "out.engine"), "--target", "rtx-blackwell", "--json"]
     common += ["--min-shapes", "x:1x1x32", "--opt-shapes", "x:2x4x32", "--max-shapes", "x:2x4x32"]
-    planned = CliRunner().invoke(app, [*common, "--precision", "fp8", "--stop-after", "plan"])
-    assert planned.exit_code == 0, planned.output
+    invoked(app, [*common, "--precision", "fp8", "--stop-after", "plan"])
     plan_path = tmp_path / "out.plan.yaml"
     plan = yaml.safe_load(plan_path.read_text())
     (entry,) = plan["subgraphs"]
@@ -45,9 +35,7 @@ def test_one_plugin_layer(tmp_path: Path, seed: int) -> None:
     edited.write_text(plan_path.read_text().replace("op: ''", "op: FP8GatedMLP"))
     assert yaml.safe_load(edited.read_text())["subgraphs"][0]["op"] == "FP8GatedMLP"
 
-    result = CliRunner().invoke(app, [*common, "--plan", str(edited)])
-
-    assert result.exit_code == 0, result.output
+    result = invoked(app, [*common, "--plan", edited])
     report = json.loads(result.stdout)
     (subgraph,) = report["subgraphs"]
     assert (subgraph["decision"], subgraph["realized"]) == ("fp8", "fp8 plugin")
@@ -61,16 +49,13 @@ def test_a_mixture_of_experts(tmp_path: Path, seed: int) -> None:
     moe_spellings.export(Moe(MoeSpec("gathered", shared=True), seed).half(), path, seed)
     common = [str(path), "-o", str(tmp_path / "out.engine"), "--target", "rtx-blackwell", "--json"]
     common += ["--min-shapes", "x:1x1x64", "--opt-shapes", "x:2x5x64", "--max-shapes", "x:2x5x64"]
-    planned = CliRunner().invoke(app, [*common, "--stop-after", "plan"])
-    assert planned.exit_code == 0, planned.output
+    invoked(app, [*common, "--stop-after", "plan"])
     text = (tmp_path / "out.plan.yaml").read_text()
     assert text.count("decision: nvfp4_w4a16") == 1
     edited = tmp_path / "edited.plan.yaml"
     edited.write_text(text.replace("decision: nvfp4_w4a16", "decision: fp8"))
 
-    result = CliRunner().invoke(app, [*common, "--plan", str(edited)])
-
-    assert result.exit_code == 0, result.output
+    result = invoked(app, [*common, "--plan", edited])
     report = json.loads(result.stdout)
     (subgraph,) = [entry for entry in report["subgraphs"] if entry["kind"] == "moe"]
     assert (subgraph["decision"], subgraph["realized"]) == ("fp8", "fp8 plugin")
@@ -93,8 +78,6 @@ def test_packed_queries_keys_and_values(tmp_path: Path, seed: int) -> None:
     common = [str(tmp_path / "model.onnx"), "-o", str(tmp_path / "out.engine"), "--target", "rtx-blackwell", "--json"]
     options = ["--precision", "fp8", "--kinds", "linear", "--calib-data", str(tmp_path / "samples.npz")]
 
-    result = CliRunner().invoke(app, [*common, *options])
-
-    assert result.exit_code == 0, result.output
+    result = invoked(app, [*common, *options])
     subgraphs = json.loads(result.stdout)["subgraphs"]
     assert [(entry["decision"], entry["realized"]) for entry in subgraphs] == [("fp8", "fp8")] * 8

@@ -1,15 +1,18 @@
 """Which plugin library is loaded with an engine that does not carry it."""
 
-from __future__ import annotations
-
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.cuda import driver
+from trt_nvfp4.builder.errors import BuilderError, ModelFaultError
 from trt_nvfp4.builder.tensorrt import backend, bound_weights, load, weights_file
 
 
@@ -34,7 +37,7 @@ class Runtime:
     def get_plugin_registry(self) -> Registry:
         return self.registry
 
-    def deserialize_cuda_engine(self, _: bytes) -> Runtime:
+    def deserialize_cuda_engine(self, _: bytes) -> "Runtime":
         return self
 
 
@@ -42,7 +45,7 @@ class Runtime:
 def tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(__version__="1.7", Runtime=Runtime, ILogger=object)
     monkeypatch.setattr(backend.importlib, "import_module", lambda name: module)
-    monkeypatch.setattr(backend, "local_compute_capability", lambda: (12, 0))
+    monkeypatch.setattr(driver, "local_compute_capability", lambda: (12, 0))
 
 
 def engine(folder: Path, library: object) -> Path:
@@ -100,9 +103,8 @@ def test_an_engine_that_carries_the_library_may_run_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../lib.so", "/etc/lib.so", "..", 3])
 def test_a_report_names_no_library_elsewhere(tmp_path: Path, name: object) -> None:
-    with pytest.raises(BuilderError, match="expected the name of a file beside the engine") as failure:
+    with pytest.raises(ModelFaultError, match="expected the name of a file beside the engine"):
         load.load_engine(engine(tmp_path, name))
-    assert failure.value.exit_code == MODEL_AT_FAULT
 
 
 def test_an_engine_without_its_library(tmp_path: Path) -> None:
@@ -115,3 +117,30 @@ def test_a_library_is_registered_once(tmp_path: Path) -> None:
     for _ in range(2):
         backend.Backend("tensorrt_rtx").load_plugins(tmp_path / "lib.so", registry)
     assert len(registry.loaded) == 1
+
+
+_UNDER_NOEXEC = """
+import os, sys
+from pathlib import Path
+from trt_nvfp4.builder.tensorrt import backend
+print(backend.mounted_noexec(Path(sys.argv[1])), backend.mounted_noexec(Path(sys.argv[1]).parent))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounts a file system")
+def test_a_mount_without_execution_is_seen(tmp_path: Path) -> None:
+    folder = tmp_path / "noexec"
+    folder.mkdir()
+    mount = f"mount -t tmpfs -o noexec tmpfs {folder} && {sys.executable} -c '{_UNDER_NOEXEC}' {folder}"
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", mount], capture_output=True, text=True)
+    if "mount" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.stdout.split() == ["True", "False"], done.stderr
+
+
+def test_an_engine_whose_library_cannot_be_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(backend, "mounted_noexec", lambda folder: folder == tmp_path)
+    monkeypatch.setattr(Runtime, "deserialize_cuda_engine", lambda *_: None)
+    with pytest.raises(BuilderError, match=rf"{tmp_path}, which is mounted noexec.*set TMPDIR.*--embed-plugins no"):
+        load.load_engine(engine(tmp_path, None))

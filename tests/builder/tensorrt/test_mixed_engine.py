@@ -1,7 +1,5 @@
 """An engine whose plan says nvfp4_mixed: two plugin layers per MLP, W4A4 and W4A16, built on a CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,14 +1,13 @@
 """Hugging Face directories of mixtures of experts become engines with one plugin layer per block, on a CPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from typer.testing import CliRunner
+from command_lines import invoked
+from tiers import tiers
 
 from onnx_models import moe_zoo
 from onnx_models.zoo import LAYERS
@@ -22,9 +21,7 @@ NAMES = ("qwen3_moe", "mixtral", "deepseek_v3", "olmoe", "gpt_oss", "llama4", "q
 NAMES += ("gemma4", "minimax_m3", "nemotron_h", "phimoe")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "deepseek_v3" else [pytest.mark.slow]) for name in NAMES]
-)
+@pytest.mark.parametrize("name", tiers(NAMES, quick=["deepseek_v3"], slow=["gpt_oss", "llama4", "nemotron_h"]))
 def test_one_plugin_layer_per_block(name: str, tmp_path: Path, seed: int) -> None:
     entry = moe_zoo.MOE_ZOO[name]
     config = getattr(transformers, entry.config)(**entry.arguments)
@@ -34,9 +31,7 @@ def test_one_plugin_layer_per_block(name: str, tmp_path: Path, seed: int) -> Non
     options = ["-o", str(tmp_path / "o.engine"), "--target", "rtx-blackwell", "--require", "nvfp4", "--json"]
     shapes = ["--task", "features", "--max-shapes", "input_ids:2x16,attention_mask:2x16"]
 
-    result = CliRunner().invoke(app, [str(tmp_path / "model"), *options, *shapes])
-
-    assert result.exit_code == 0, result.output
+    result = invoked(app, [tmp_path / "model", *options, *shapes])
     report = json.loads(result.stdout)
     blocks = [subgraph for subgraph in report["subgraphs"] if subgraph["kind"] == "moe"]
     assert [block["realized"] for block in blocks] == ["nvfp4 plugin"] * LAYERS

@@ -1,7 +1,5 @@
 """--precision native-nvfp4: what TensorRT-RTX builds reads FP4, and what reads something else is refused."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path
@@ -9,13 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import Result
-from planned_nodes import planned_nodes
-from typer.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli.build_engine import app
-from trt_nvfp4.builder.tensorrt.verify import Layer, check_layers
 
 needs_tensorrt = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="builds with TensorRT-RTX")
 
@@ -69,18 +64,3 @@ def test_without_samples(gated_mlps: Path) -> None:
     shown = build(gated_mlps, "--stop-after", "rewrite")
     assert shown.exit_code == errors.USAGE
     assert "--calib-data" in shown.stderr
-
-
-def test_fp4_weights_decoded_before_the_product_are_not_it() -> None:
-    """What TensorRT-RTX 1.7 makes of FP4 weights with 16-bit activations."""
-    layers = [
-        Layer("decode", "kgen", (), frozenset({"up/weight.dequantize"}), ("FP4E2M1", "FP8")),
-        Layer("up", "gemm", ("Half", "Half"), frozenset({"up"}), ()),
-    ]
-    planned = [planned_nodes("mlp", "native_nvfp4", "up", quantized=("up",))]
-    (found,) = check_layers(layers, planned)
-    assert found.realized == "missing"
-    expected = "expected a layer that reads activations and weights in native_nvfp4"
-    assert found.problem == f"node 'up': {expected}, TensorRT built ['Half']"
-    layers[1] = Layer("up", "gemm", ("FP4E2M1", "FP8"), frozenset({"up"}), ("FP4E2M1", "Float", "FP8"))
-    assert check_layers(layers, planned)[0].realized == "native_nvfp4"

@@ -1,7 +1,5 @@
 """Traps: small models that TensorRT reads without an error and computes otherwise, or refuses without saying why."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.errors import ModelFaultError
 from trt_nvfp4.builder.tensorrt import preflight
 from trt_nvfp4.builder.tensorrt.network_checks import AttentionNode, network_problems
 
@@ -116,11 +114,7 @@ TRAPS: dict[str, tuple[Callable[[], onnx.ModelProto], str, str]] = {
         "attn",
         "one output",
     ),
-    "softcap": (
-        lambda: model([attention("q", "k", "v", softcap=30.0)], {**QUERY, **KEYS}, "y"),
-        "attn",
-        "no softcap",
-    ),
+    "softcap": (lambda: model([attention("q", "k", "v", softcap=30.0)], {**QUERY, **KEYS}, "y"), "attn", "no softcap"),
     "softmax_precision": (
         lambda: model([attention("q", "k", "v", softmax_precision=1)], {**QUERY, **KEYS}, "y"),
         "attn",
@@ -140,7 +134,7 @@ TRAPS: dict[str, tuple[Callable[[], onnx.ModelProto], str, str]] = {
     "int8_cache": (lambda: cache_of(TensorProto.INT8), "append_k", "int8"),
     "dynamic_capacity": (lambda: cache_of(FLOAT16, ("batch", 2, "capacity", 64)), "append_k", "is dynamic"),
     "flat_cache": (lambda: cache_of(FLOAT16, ("batch", 16, 64)), "append_k", "here 3 and -2"),
-    "computed_cache": (computed_cache, "append_k", "'negative' is none"),
+    "computed_cache": (computed_cache, "append_k", "'negative' is computed"),
     "hidden_cache": (lambda: cache_of(FLOAT16, outputs=("copy",)), "append_k", "outputs of the model"),
 }
 
@@ -148,9 +142,8 @@ TRAPS: dict[str, tuple[Callable[[], onnx.ModelProto], str, str]] = {
 @pytest.mark.parametrize("name", TRAPS)
 def test_trap_is_refused_with_its_node(name: str) -> None:
     make, node, text = TRAPS[name]
-    with pytest.raises(BuilderError) as failure:
+    with pytest.raises(ModelFaultError) as failure:
         preflight.check_readable(Path("trap.onnx"), make())
-    assert failure.value.exit_code == MODEL_AT_FAULT
     message = str(failure.value)
     assert message.startswith(f"trap.onnx: node '{node}' (")
     assert text in message
@@ -222,3 +215,23 @@ def problems(
     parser = trt.OnnxParser(network, log)
     assert parser.parse_from_file(str(folder / "m.onnx")), log.errors
     return list(network_problems(trt, network, attentions, caches))
+
+
+@pytest.mark.parametrize(
+    ("domain", "op", "message"),
+    [
+        ("com.microsoft", "GroupQueryAttention", "ONNX Runtime's attention; convert the decoder with --cache inplace"),
+        ("com.microsoft", "RotaryEmbedding", "ONNX Runtime's, which TensorRT does not have; give the model as it was"),
+        ("com.microsoft", "Gelu", None),
+        ("", "MatMulInteger", "integer operators; give the model in float, or with QuantizeLinear"),
+        ("", "QLinearConv", "integer operators; give the model in float, or with QuantizeLinear"),
+        ("", "DequantizeLinear", None),
+    ],
+)
+def test_operators_that_tensorrt_lacks(domain: str, op: str, message: str | None) -> None:
+    made = model([helper.make_node(op, ["q"], ["y"], name="n", domain=domain)], QUERY, "y")
+    if message is None:
+        preflight.check_readable(Path("m.onnx"), made)
+        return
+    with pytest.raises(ModelFaultError, match=rf"m\.onnx: node 'n' \({op}\): .*{message}"):
+        preflight.check_readable(Path("m.onnx"), made)

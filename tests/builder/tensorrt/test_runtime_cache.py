@@ -1,8 +1,7 @@
 """The file of compiled kernels beside an engine, with stand-ins for TensorRT-RTX's objects."""
 
-from __future__ import annotations
-
 import gc
+import os
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +66,25 @@ def run(path: Path) -> int:
     return engine.compiled
 
 
-def test_kernels_are_compiled_once(tmp_path: Path) -> None:
-    path = tmp_path / "a.engine"
+@pytest.mark.parametrize("earlier", [None, b"driver 0;other"], ids=["no cache", "one that is refused"])
+def test_kernels_are_compiled_once(earlier: bytes | None, tmp_path: Path) -> None:
+    path, file = tmp_path / "a.engine", tmp_path / f"a.engine{SUFFIX}"
+    if earlier is not None:
+        file.write_bytes(earlier)
     assert [run(path), run(path)] == [1, 0]
-    assert (tmp_path / f"a.engine{SUFFIX}").read_bytes() == VERSION + b"kernels"
+    assert file.read_bytes() == VERSION + b"kernels"
 
 
-def test_a_cache_that_is_refused_is_written_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("poison", ["a pipe", "a device", "a terabyte", "garbage"])
+def test_a_cache_that_is_none_is_written_anew(poison: str, tmp_path: Path) -> None:
     file = tmp_path / f"a.engine{SUFFIX}"
-    file.write_bytes(b"driver 0;other")
+    if poison == "a pipe":
+        os.mkfifo(file)
+    elif poison == "a device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.write_bytes(os.urandom(100))
+        os.truncate(file, 1 << 40 if poison == "a terabyte" else 100)
     assert [run(tmp_path / "a.engine"), run(tmp_path / "a.engine")] == [1, 0]
     assert file.read_bytes() == VERSION + b"kernels"
 

@@ -1,14 +1,12 @@
 """Operators that TensorRT takes in float32 and not in 16 bits stay float32: engines of such networks are built."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from command_lines import invoked
 from onnx import numpy_helper, parser
-from typer.testing import CliRunner
 
 from trt_nvfp4.builder.cli.build_engine import app
 from trt_nvfp4.graph_passes.load.source import load
@@ -73,5 +71,4 @@ def test_they_stay_float32(network: Path, kind: str, expected: set[str]) -> None
 @pytest.mark.parametrize("activations", ["bf16", "fp16"])
 def test_engines_are_built(network: Path, tmp_path: Path, activations: str) -> None:
     options = ["-o", str(tmp_path / "o.engine"), "--target", "rtx-blackwell", "--precision", "fp8"]
-    result = CliRunner().invoke(app, [str(network), *options, "--activations", activations])
-    assert result.exit_code == 0, result.output
+    invoked(app, [network, *options, "--activations", activations])

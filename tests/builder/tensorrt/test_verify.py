@@ -1,7 +1,5 @@
 """Reading TensorRT's layer lists, and checking them against a plan."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """AWQ's channel scales against the search written out on activations, not on their statistics."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np

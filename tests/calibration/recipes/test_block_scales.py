@@ -1,7 +1,5 @@
 """Block scale searches against a brute-force search in float64, and what each one promises to improve."""
 
-from __future__ import annotations
-
 import itertools
 
 import ml_dtypes
@@ -67,10 +65,9 @@ def test_scales_are_the_best_of_their_candidates(name: str, seed: int) -> None:
         all_distances = distances(values, scale, metrics(name, statistics, 4)[block])
         amax = np.abs(values).max()
         to_6, to_4 = (int(np.float32(amax / t / scale).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)) for t in (6, 4))
-        candidates = {
-            "max": [to_6],
-            "four-over-six": [to_6, to_4],
-        }.get(name, [min(max(to_6 + offset, 1), 126) for offset in mse_sweep.CODE_OFFSETS])
+        candidates = {"max": [to_6], "four-over-six": [to_6, to_4]}.get(
+            name, [min(max(to_6 + offset, 1), 126) for offset in mse_sweep.CODE_OFFSETS]
+        )
         chosen = all_distances[codes[row, block]]
         assert chosen <= min(all_distances[candidates]) * (1 + 1e-5) + 1e-30
         reached_best += bool(chosen <= all_distances.min() * (1 + 1e-5))

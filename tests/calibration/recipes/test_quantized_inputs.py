@@ -1,7 +1,5 @@
 """What quantized-inputs solves, against ridge regression in float64, and what it is for: the error of W4A4."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

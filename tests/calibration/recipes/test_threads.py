@@ -1,7 +1,5 @@
 """Quantizing on several threads: the same bits in the same order, and an error where there is one."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

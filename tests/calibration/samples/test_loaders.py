@@ -1,7 +1,5 @@
 """Samples from Python functions and from text."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sized
@@ -40,7 +38,7 @@ def numbered(): return [{0: np.ones((1, 2), np.float32), "x": 1}]
 number = 7
 """
 LIKE_A_MODULE = """
-from __future__ import annotations
+
 import pickle
 from dataclasses import dataclass
 import numpy as np
@@ -71,8 +69,8 @@ def test_python_loaders(tmp_path: Path) -> None:
     [
         (":broken", "loader.py:broken fails at sample 1: OSError: disk gone"),
         (":odd", "sample 0: expected a mapping from input name to array, found int"),
-        (":ragged", "sample 0: x is no array of NumPy, and does not become one: .*inhomogeneous"),
-        (":learning", "sample 0: x is no array of NumPy, and does not become one: .*requires grad"),
+        (":ragged", "sample 0: x is not an array of NumPy, and does not become one: .*inhomogeneous"),
+        (":learning", "sample 0: x is not an array of NumPy, and does not become one: .*requires grad"),
         (":leaves", "loader.py:leaves fails at sample 0: SystemExit: 0"),
         (":none", "loader.py:none gives no sample"),
         (":numbered", r"found arrays named \['0', 'x'\]"),
@@ -184,16 +182,19 @@ def test_chats_and_texts_of_jsonl(tmp_path: Path) -> None:
     assert plain.tolist() == [tokenizer("user Hello.")["input_ids"]]
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"messages": []}', '{"messages": [{"role": 1}]}', '{"prompt": "x"}'])
-def test_lines_of_jsonl_that_are_no_text(line: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        *(
+            (line, ".*messages")
+            for line in ("{", "[1]", '{"messages": []}', '{"messages": [{"role": 1}]}', '{"p": "x"}')
+        ),
+        ('{"messages": [{"role": "user", "content": "Hello."}]}', "the tokenizer has no chat template"),
+    ],
+)
+def test_lines_of_jsonl_that_are_no_text(line: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "Hello."}\n' + line)
-    with pytest.raises(CalibrationError, match=r"line 2: .*messages"):
-        load_samples(tmp_path / "a.jsonl", IDS, MINILM)
-
-
-def test_chats_without_a_template(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "Hello."}]}')
-    with pytest.raises(CalibrationError, match="line 1: the tokenizer has no chat template"):
+    with pytest.raises(CalibrationError, match=f"line 2: {message}"):
         load_samples(tmp_path / "a.jsonl", IDS, MINILM)
 
 

@@ -1,8 +1,8 @@
 """Samples from every kind of file, and every way in which they can be wrong."""
 
-from __future__ import annotations
-
+import os
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, save
 from polygraphy.json import save_json
 
-from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, input_specs, load_samples, save_sample
+from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, available, input_specs, load_samples, save_sample
 from trt_nvfp4.common.errors import CalibrationError
 
 SPECS = {
@@ -170,9 +170,18 @@ def test_arrays_that_the_memory_does_not_hold(tmp_path: Path) -> None:
     (tmp_path / "s.npz").write_bytes(content[:at] + b"\xff\xff\xff\xfe" + content[at + 4 :])
     free = psutil.virtual_memory()._replace(available=1 << 30)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trt_nvfp4.calibration.samples.samples.psutil.virtual_memory", lambda: free)
-        with pytest.raises(CalibrationError, match=r"its arrays take \d{10} bytes, and 1073741824 of memory are free"):
+        patch.setattr("psutil.virtual_memory", lambda: free)
+        with pytest.raises(CalibrationError, match=r"it takes \d{4,} MB of memory, and 1024 MB are free"):
             list(load_samples(tmp_path / "s.npz", SPECS))
+
+
+@pytest.mark.parametrize("name", ["s.npz", "s.json", "s.txt"])
+def test_files_that_may_never_end(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / f"pipe.{name}")
+    for file in (tmp_path / name, tmp_path / f"pipe.{name}"):
+        with pytest.raises(CalibrationError, match="not an ordinary file"):
+            list(load_samples(file, SPECS))
 
 
 def test_an_npz_file_with_a_broken_stream(tmp_path: Path, seed: int) -> None:
@@ -215,3 +224,20 @@ def test_input_specs_of_a_model(tmp_path: Path) -> None:
         "x": InputSpec(("n", 4), np.dtype(np.float32)),
         "mask": InputSpec(("",), np.dtype(np.bool_)),
     }
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"), [(None, range(10)), (10, range(10)), (20, range(10)), (3, [0, 3, 6]), (1, [0])]
+)
+def test_samples_are_drawn_evenly(most: int | None, expected: Iterable[int], tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "data" / "x.npy", np.arange(10, dtype=np.float32))
+    specs = {"x": InputSpec(("batch",), np.dtype(np.float32))}
+    samples = load_samples(tmp_path / "data", specs, most=most)
+    assert [int(sample["x"][0]) for sample in samples] == list(expected)
+    assert available(samples) == 10
+    (tmp_path / "loader.py").write_text(
+        "import numpy as np\ndef load_data():\n    for i in range(10):\n        yield dict(x=np.full(1, i, 'f'))\n"
+    )
+    first = load_samples(tmp_path / "loader.py", specs, most=most)
+    assert [[int(sample["x"][0]) for sample in first] for _ in range(2)] == [list(range(min(10, most or 10)))] * 2

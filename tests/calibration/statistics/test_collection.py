@@ -1,7 +1,5 @@
 """Statistics beyond amax against the same from the tensors themselves; interruption and resumption; memory's budget."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

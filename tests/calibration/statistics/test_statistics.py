@@ -1,7 +1,5 @@
 """Activation statistics against the model computed in Torch."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -20,11 +18,7 @@ from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
 from trt_nvfp4.common.errors import CalibrationError
 
 K, HIDDEN = 24, 40
-ONNX_TYPE = {
-    torch.float32: TensorProto.FLOAT,
-    torch.float16: TensorProto.FLOAT16,
-    torch.bfloat16: TensorProto.BFLOAT16,
-}
+ONNX_TYPE = {torch.float32: TensorProto.FLOAT, torch.float16: TensorProto.FLOAT16, torch.bfloat16: TensorProto.BFLOAT16}
 
 
 class Mlp:

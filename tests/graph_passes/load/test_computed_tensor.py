@@ -1,7 +1,5 @@
 """Weights that are computed when they are read: each value once."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Dimensions that are declared negative, or by a name that says nothing, are dynamic ones of which nothing is known."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Einsums that are linears are found as such; others stay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 import torch
 from onnx import numpy_helper, parser
 
-from onnx_models.graphs import run
+from onnx_models.graphs import parsed, run
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.common import nvfp4
 from trt_nvfp4.graph_passes.load.source import SourceModel
@@ -34,12 +32,8 @@ OTHERS = {
 def einsum(equation: str, constant: int, seed: int) -> onnx.ModelProto:
     """x, [16, 16, 16], and a random matrix, the operand of index `constant`."""
     operands = "w, x" if constant == 0 else "x, w"
-    text = f'g (float[16, 16, 16] x) => (y) {{ y = Einsum<equation = "{equation}">({operands}) }}'
-    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
-    model.graph.node[0].name = "product"
-    weight = np.random.default_rng(seed).standard_normal((16, 16)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    return model
+    text = f'g (float[16, 16, 16] x) => (y) {{ [product] y = Einsum<equation = "{equation}">({operands}) }}'
+    return parsed(text, {"w": (16, 16)}, seed)
 
 
 @pytest.mark.parametrize("equation", LINEARS)

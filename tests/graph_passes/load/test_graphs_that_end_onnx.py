@@ -1,7 +1,5 @@
 """ONNX's shape inference, converter and checker end their process at some graphs: that is one message, not the end."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Malformed models are refused when they are read, by the name of what is wrong: each is an MLP but for one thing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +72,10 @@ def node(op: str, inputs: list[str], outputs: list[str], **attributes: int) -> C
 CASES: dict[str, tuple[Change, str]] = {
     "too few values": (too_few_values, "tensor 'gate' of shape .* needs .* values"),
     "text for numbers": (text_for_numbers, "tensor 'gate' of shape .* needs .* values"),
+    "Einsum without its operand": (
+        lambda m: m.graph.node.insert(0, helper.make_node("Einsum", ["gate"], ["e"], equation="bk,kn->bn")),
+        "equation 'bk,kn->bn' does not fit its 1 inputs",
+    ),
     "missing input": (lambda m: first(m, "MatMul").input.pop(), "has 1 inputs, expected 2"),
     "nameless input": (lambda m: first(m, "MatMul").input.__setitem__(1, ""), r"input 1 \(B\) is missing"),
     "Cast to nothing": (

@@ -1,7 +1,5 @@
 """Shape arithmetic that becomes constants, or is read off other tensors, leaves a model's outputs as they were."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,16 +1,13 @@
 """SkipLayerNormalization of ONNX Runtime becomes operators of ONNX that compute the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import numpy_helper
 
-from onnx_models.graphs import run
+from onnx_models.graphs import parsed, run
 from trt_nvfp4.graph_passes.load.source import ModelError, load
 
 HEADER = '<ir_version: 10, opset_import: ["": 17, "com.microsoft": 1]> g (float[batch, sequence, 32] x)'
@@ -26,10 +23,7 @@ CASES = {
 
 
 def saved(text: str, path: Path, generator: np.random.Generator) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(HEADER + text)
-    for name, shape in {"weight": 32, "shift": 32, "bias": 32, "d": (1, 5, 32)}.items():
-        values = generator.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    model = parsed(HEADER + text, {"weight": (32,), "shift": (32,), "bias": (32,), "d": (1, 5, 32)}, generator)
     onnx.save(model, path)
     return model
 

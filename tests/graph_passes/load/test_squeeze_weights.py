@@ -1,16 +1,14 @@
 """Weights [1, K, N] are those [K, N]."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
-from onnx_models.graphs import mlp_model, quantized_twin, run, spec
+from onnx_models.graphs import draw, mlp_model, parsed, quantized_twin, run, spec
 from onnx_models.passes import found_mlps, plan_all, rewritten
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
@@ -33,7 +31,7 @@ def test_mlp(precision: str, loaded: Load, seed: int) -> None:
     np.testing.assert_allclose(run(model, x)[0], exact, rtol=1e-5, atol=1e-5)
     source = loaded(model)
     (mlp,) = found_mlps(source)
-    assert mlp.refusal is None
+    assert mlp.unsupported is None
     (found,) = run(rewritten(source, plan_all(source, precision)).path, x)
     np.testing.assert_array_equal(found, expected)
     if precision == "nvfp4":
@@ -50,21 +48,15 @@ LEFT = {
 
 @pytest.mark.parametrize("body", LEFT.values(), ids=LEFT.keys())
 def test_products_that_need_the_dimension(body: str, loaded: Load, seed: int) -> None:
-    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]> g ({body}""")
-    weight = np.random.default_rng(seed).standard_normal((1, 16, 16)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    source = loaded(model)
+    source = loaded(parsed(f"g ({body}", {"w": (1, 16, 16)}, seed))
     assert source.tensor("w").shape == (1, 16, 16)
     assert find_subgraphs(source) == []
 
 
 def test_external_data(tmp_path: Path, seed: int) -> None:
     """Its values are those in the file."""
-    model = parser.parse_model(
-        """<ir_version: 10, opset_import: ["": 21]> g (float[1, 8, 16] x) => (float[1, 8, 16] y) { y = MatMul(x, w) }"""
-    )
-    weight = np.random.default_rng(seed).standard_normal((1, 16, 16)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    weight = draw(seed, 1, 16, 16)
+    model = parsed("g (float[1, 8, 16] x) => (float[1, 8, 16] y) { y = MatMul(x, w) }", {"w": weight})
     path = tmp_path / "model.onnx"
     onnx.save(model, path, save_as_external_data=True, location="weights", size_threshold=0)
     source = load(path)

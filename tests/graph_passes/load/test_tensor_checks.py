@@ -1,7 +1,5 @@
 """Tensors that do not hold what their shape and type need are refused, wherever they are and however they store it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

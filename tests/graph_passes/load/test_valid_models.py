@@ -1,7 +1,5 @@
 """Valid models of rarer kinds keep what they compute: local functions, inputs that are outputs, sparse weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """MoE blocks as FP8 plugin nodes: chosen where the target has kernels for them, and the same values as FP8 by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel, load
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.decide import make_plan
+from trt_nvfp4.graph_passes.planning.kinds.kind import PlanOptions
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 from trt_nvfp4.plugins.ops import OPS
@@ -94,7 +93,9 @@ def test_values(spec: MoeSpec, calibrated: bool, tmp_path: Path, seed: int) -> N
 
 
 def decided(source: SourceModel, capabilities: Capabilities, **options: Any) -> tuple[str, str, str]:
-    plan = make_plan(source, find_subgraphs(source), capabilities, precision="fp8", kinds=("moe",), **options)
+    plan = make_plan(
+        source, find_subgraphs(source), capabilities, PlanOptions(precision="fp8", kinds=("moe",), **options)
+    )
     (entry,) = [entry for entry in plan.subgraphs if entry.kind == "moe"]
     return entry.decision, entry.op, entry.reason
 
@@ -121,10 +122,10 @@ def test_experts_without_a_gate_are_slow_in_fp8(calibrated: bool, tmp_path: Path
     subgraphs = find_subgraphs(source)
     for tokens in (1, 10_000):
         rows = {subgraph.name: tokens for subgraph in subgraphs}
-        plan = make_plan(source, subgraphs, HOPPER, calibrated=calibrated, tokens=rows)
+        plan = make_plan(source, subgraphs, HOPPER, PlanOptions(calibrated=calibrated, tokens=rows))
         (entry,) = [entry for entry in plan.subgraphs if entry.kind == "moe"]
         assert (entry.decision, entry.op) == ("nvfp4_w4a16", "NVFP4MoE")
-        assert "NVFP4 weights, float16 activations" in entry.reason
+        assert "W4A16, float16 activations" in entry.reason
         assert "faster than NVFP4" not in entry.reason
         assert (obstacle in entry.reason) == (tokens > 1)
     decision, _, reason = decided(source, HOPPER, calibrated=calibrated)

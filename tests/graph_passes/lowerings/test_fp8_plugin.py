@@ -1,7 +1,5 @@
 """Gated MLPs as FP8 plugin nodes: chosen where the target has kernels for them, and the same values as FP8 by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -9,21 +7,18 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx_models.graphs import mlp_model, run, spec
+from onnx_models.graphs import draw, mlp_model, run, spec
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.decide import make_plan
+from trt_nvfp4.graph_passes.planning.kinds.kind import PlanOptions
 from trt_nvfp4.graph_passes.planning.plan import PlanError
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 
 Load = Callable[..., Any]
 HOPPER = Capabilities("h200", nvfp4_w4a16=True, fp8=True, fp8_plugins=True)
-
-
-def draw(seed: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
@@ -53,7 +48,7 @@ def test_only_where_the_target_has_kernels(loaded: Load, seed: int) -> None:
     model, _ = mlp_model(spec(seed=seed))
     source = loaded(model)
     for capabilities in (HOPPER, Capabilities("ada", fp8=True)):
-        plan = make_plan(source, find_subgraphs(source), capabilities, precision="fp8")
+        plan = make_plan(source, find_subgraphs(source), capabilities, PlanOptions(precision="fp8"))
         assert [(entry.decision, entry.op) for entry in plan.subgraphs] == [("fp8", "")], "float32 has none"
 
 
@@ -72,5 +67,5 @@ def test_an_op_that_cannot_serve_is_refused(loaded: Load, seed: int) -> None:
     source = loaded(mlp_model(spec(gated=False, seed=seed))[0])
     plan = plan_all(source, precision="fp8")
     plan.subgraphs[0].op = "FP8GatedMLP"
-    with pytest.raises(PlanError, match="cannot be fp8: FP8GatedMLP is for gated MLPs, this is a mlp"):
+    with pytest.raises(PlanError, match="cannot be fp8: fp8 computes moe, gated_mlp, and this is of kind mlp"):
         plan.check(source)

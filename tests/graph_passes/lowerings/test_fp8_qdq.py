@@ -1,7 +1,5 @@
 """Linears as FP8 Q/DQ nodes: the scales of packed ones stand behind the product, so that slices leave them alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import ml_dtypes

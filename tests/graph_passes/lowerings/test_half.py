@@ -1,22 +1,16 @@
 """Subgraphs in 16 bits: Casts around them, and those inside stay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onnx_models.graphs import ACTIVATION_SPELLINGS, mlp_model, run, spec
+from onnx_models.graphs import ACTIVATION_SPELLINGS, draw, mlp_model, run, spec
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.graph_passes.load.source import SourceModel
 
 Load = Callable[[onnx.ModelProto], SourceModel]
-
-
-def draw(seed: int | tuple[int, ...], *shape: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def test_fp16_casts(loaded: Load, seed: int) -> None:

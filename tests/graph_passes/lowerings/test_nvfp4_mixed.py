@@ -1,7 +1,5 @@
 """MLPs whose gate and up read NVFP4 activations, and whose down reads 16-bit ones: two plugin nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,23 +9,20 @@ import onnx
 import pytest
 import torch
 
-from onnx_models.graphs import Graph, quantized_twin, run, spec
+from onnx_models.graphs import Graph, draw, quantized_twin, run, spec
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import NVFP4_MIXED, NVFP4_W4A4
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.planning.decide import allowed_decisions
+from trt_nvfp4.graph_passes.planning.kinds.registry import kind_of
 from trt_nvfp4.graph_passes.planning.plan import PlanError
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 from trt_nvfp4.plugins.ops import number_formats
 
 Load = Callable[..., Any]
-
-
-def draw(seed: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +99,16 @@ def test_what_may_choose_it(loaded: Load, seed: int) -> None:
     source = loaded(graph.model(["y"]))
     mlp, linear = sorted(find_subgraphs(source), key=lambda subgraph: subgraph.kind)
     blackwell = Capabilities("b200", nvfp4_w4a4=True, nvfp4_w4a16=True)
-    assert allowed_decisions(mlp, blackwell, "auto")[:3] == ["nvfp4_w4a4", "nvfp4_mixed", "nvfp4_w4a16"]
-    assert Decision.NVFP4_MIXED not in allowed_decisions(linear, blackwell, "auto")
-    assert Decision.NVFP4_MIXED not in allowed_decisions(mlp, Capabilities("h200", nvfp4_w4a16=True), "auto")
+
+    def choices(subgraph: Subgraph, capabilities: Capabilities) -> list[Decision]:
+        return kind_of(subgraph).choices(subgraph, Decision.KEEP, capabilities, "auto", "auto")
+
+    assert choices(mlp, blackwell)[:3] == ["nvfp4_w4a4", "nvfp4_mixed", "nvfp4_w4a16"]
+    assert Decision.NVFP4_MIXED not in choices(linear, blackwell)
+    assert Decision.NVFP4_MIXED not in choices(mlp, Capabilities("h200", nvfp4_w4a16=True))
     plan = plan_all(source, calibrated=True)
     next(entry for entry in plan.subgraphs if entry.kind == "linear").decision = Decision.NVFP4_MIXED
-    with pytest.raises(PlanError, match="mix in MLPs only"):
+    with pytest.raises(PlanError, match="nvfp4_mixed computes gated_mlp, mlp, and this is of kind linear"):
         plan.check(source)
 
 

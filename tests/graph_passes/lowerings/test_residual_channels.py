@@ -1,7 +1,5 @@
 """`+residual:R`: heavy channels last in weights and inputs, in every plugin with 4-bit activations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Float32 networks in 16 bits: what stays, that they compute the same, that the same subgraphs are found in them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,31 +9,27 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from onnx import TensorProto, helper, parser
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnx_models.float32_networks import Float32Network, Inputs, exporters
 from onnx_models.float32_networks import network as float32_network
 from onnx_models.tiny_decoder import TinyDecoder
-from trt_nvfp4.builder.accuracy.runners import Side, session
+from trt_nvfp4.builder.accuracy.runners import ModelRunner
+from trt_nvfp4.builder.model.onnx_session import session
 from trt_nvfp4.builder.targets import TARGETS
 from trt_nvfp4.graph_passes.ir.save import write
 from trt_nvfp4.graph_passes.load.activation_types import Activations
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
-from trt_nvfp4.graph_passes.mixed_precision.choose import choose, observed_tensors
+from trt_nvfp4.graph_passes.mixed_precision.choose import choose, observed_tensors, slow_products
 from trt_nvfp4.graph_passes.mixed_precision.convert import convert
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.decide import make_plan
 from trt_nvfp4.graph_passes.planning.kernels import kernel_class
+from trt_nvfp4.graph_passes.planning.kinds.kind import PlanOptions
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import rewrite
-from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import Matrix, constant
-
-
-@pytest.fixture
-def rng(seed: int) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
 
 # Encoders, a diffusion transformer, a decoder; MiniLM, which takes longer, is in benchmarks/accuracy.
 CASES = [
@@ -88,13 +82,13 @@ def test_it_computes_what_torch_computes_in_bfloat16(network: Network, tmp_path:
 
 def test_the_same_subgraphs_are_found_and_none_is_served_by_generic_kernels(network: Network) -> None:
     def described(model: SourceModel) -> list[tuple[str, str, str | None, int, list[str]]]:
-        return [(s.name, s.activation, s.refusal, len(s.blocks), s.linear_inputs) for s in find_subgraphs(model)]
+        return [(s.name, s.activation, s.unsupported, len(s.mlps), s.linear_inputs) for s in find_subgraphs(model)]
 
     assert described(network.converted) == described(network.original)
     found = find_subgraphs(network.converted)
     assert {subgraph.dtype for subgraph in found} == {"bfloat16"}
     for target in TARGETS.values():
-        plan = make_plan(network.converted, found, target.capabilities, calibrated=True)
+        plan = make_plan(network.converted, found, target.capabilities, PlanOptions(calibrated=True))
         classes = [kernel_class(entry, target.capabilities) for entry in plan.subgraphs if entry.kind != "linear"]
         assert all(found is not None and not found.is_generic for found in classes)
 
@@ -116,7 +110,7 @@ def test_interfaces_keep_their_types(network: Network) -> None:
 
 def test_weights_are_quantized_from_the_float32_values(network: Network) -> None:
     def matrices(model: SourceModel) -> list[torch.Tensor]:
-        parts = [s for s in find_subgraphs(model) if s.refusal is None]
+        parts = [s for s in find_subgraphs(model) if s.unsupported is None]
         return [torch.cat(list(Matrix([linear.weight]).chunks())) for s in parts for linear in s.linears]
 
     for before, after in zip(matrices(network.original), matrices(network.converted), strict=True):
@@ -260,10 +254,52 @@ def test_float32_caches_of_a_network_in_float16_are_refused(tmp_path: Path, rng:
         choose(source, "fp16")
 
 
+@pytest.mark.parametrize("steps", [10, 100])
+def test_steps_of_denoising_add_up_in_float32(steps: int, tmp_path: Path, rng: np.random.Generator) -> None:
+    """x + dt * v: what is added in one of 100 steps is less than BF16 can add to x."""
+    first, second = (rng.standard_normal((32, 32)).astype(np.float32) / 4 for _ in range(2))
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["h"], "in"),
+        helper.make_node("Sigmoid", ["h"], ["s"], "activation"),
+        helper.make_node("MatMul", ["s", "second"], ["v"], "out"),
+        helper.make_node("Mul", ["v", "dt"], ["change"], "scale"),
+        helper.make_node("Add", ["x", "change"], ["next"], "add"),
+        helper.make_node("Slice", ["next", "zero", "six", "one"], ["joints"], "cut"),
+    ]
+    tensors = {"first": first, "second": second, "dt": np.array(-1 / steps, np.float32)}
+    tensors |= {"zero": np.array([0]), "six": np.array([6]), "one": np.array([1])}
+    values = [helper.make_tensor_value_info(*value) for value in (("next", 1, [4, 32]), ("joints", 1, [4, 6]))]
+    graph = helper.make_graph(
+        nodes,
+        "step",
+        [helper.make_tensor_value_info("x", 1, [4, 32])],
+        values,
+        [numpy_helper.from_array(array, name) for name, array in tensors.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), tmp_path / "step.onnx")
+    model = load(tmp_path / "step.onnx")
+    chosen = choose(model, "auto")
+    assert [nodes for reason, nodes in chosen.float32.items() if "denoising" in reason] == [["scale", "add", "cut"]]
+
+    def denoised(activations: Activations, name: str) -> np.ndarray:
+        write(convert(model, activations).ir_model, path := tmp_path / f"{name}.onnx")
+        running, x = session(path, rounding=True), start
+        for _ in range(steps):
+            x = running.run(["next"], {"x": x})[0]
+        return x - start
+
+    start = rng.standard_normal((4, 32), np.float32)
+    expected = denoised(Activations(), "float32")
+    kept = error(denoised(chosen, "bf16"), expected)
+    assert kept < 0.01
+    if steps == 100:
+        assert error(denoised(Activations("bf16"), "rounded"), expected) > 5 * kept
+
+
 def test_what_the_user_keeps(tmp_path: Path, rng: np.random.Generator) -> None:
     model = load(mlp(tmp_path / "m.onnx", rng))
     chosen = choose(model, "auto", keep="^second$")
-    assert chosen == Activations("bf16", {"matched by --keep-fp32 ^second$": ["second"]})
+    assert chosen == Activations("bf16", {"matched by --set keep-fp32=^second$": ["second"]})
     with pytest.raises(ValueError, match="matches no node"):
         choose(model, "auto", keep="third")
     with pytest.raises(ValueError, match="not a regular expression"):
@@ -280,10 +316,69 @@ def test_a_plan_carries_it_and_an_older_plan_keeps_float32(tmp_path: Path, rng: 
     assert loaded.activations == model.activations
     result = rewrite(convert(source, loaded.activations), loaded, None, tmp_path / "out.onnx")
     assert result.weights_bytes_before == 4 * 2 * 64 * 128
-    assert Side.of(result.path).kind == "rewritten"
+    assert ModelRunner.of(result.path).kind == "rewritten"
     text = (tmp_path / "plan.yaml").read_text()
     start = text.index("activations:\n  type")
     (tmp_path / "old.yaml").write_text(text[:start].replace("bfloat16", "float32").replace("x.bf16", "x"))
     old = Plan.load(tmp_path / "old.yaml")
     assert old.activations == Activations()
     assert old.check(source)
+
+
+@pytest.mark.parametrize(("opset", "bfloat16"), [(20, False), (21, True)])
+def test_convolutions_beside_group_normalization(
+    tmp_path: Path, rng: np.random.Generator, opset: int, bfloat16: bool
+) -> None:
+    """It means another thing since opset 21, so that an older model keeps its opset, whose Conv has no bfloat16."""
+    n = helper.make_node
+    nodes = [n("Conv", ["x", "w"], ["c"], "conv"), n("GroupNormalization", ["c", "s", "s"], ["y"], num_groups=2)]
+    constants = {"w": rng.standard_normal((4, 3, 3, 3)), "s": np.ones(4 if opset > 20 else 2)}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 6, 6])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]), tmp_path / "m.onnx")
+    source = load(tmp_path / "m.onnx")
+    activations = choose(source, "auto")
+    assert ("conv" not in activations.float32_nodes) == bfloat16
+    reason = "1 products with 100% of the weights stay float32, such as node 'conv': operator Conv has no bfloat16"
+    assert bfloat16 or reason in str(slow_products(source, activations))
+    assert not bfloat16 or slow_products(source, activations) is None
+
+
+def test_places_in_images_stay_float32(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Deformable attention samples where a sigmoid behind an inverse sigmoid says; in BF16 it would miss by pixels."""
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 22]>
+        deformable (float[n, 8, 64, 64] x, float[n, 5, 5, 16] hidden, float[n, 5, 5, 2] place) => (float[n, 8, 5, 5] y)
+        <float one = {1.0}, float two = {2.0}, float least = {0.00001}> {
+            [to_offset] offset = MatMul(hidden, weight)
+            [inside] inside = Clip(place, least, one)
+            [outside] outside = Sub(one, inside)
+            [more] more = Clip(outside, least, one)
+            [odds] odds = Div(inside, more)
+            [inverse] inverse = Log(odds)
+            [moved] moved = Add(offset, inverse)
+            [again] again = Sigmoid(moved)
+            [wide] wide = Mul(again, two)
+            [grid] grid = Sub(wide, one)
+            [sample] y = GridSample(x, grid)
+        }""")
+    model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((16, 2)).astype(np.float32), "weight"))
+    path = tmp_path / "m.onnx"
+    onnx.save(onnx.shape_inference.infer_shapes(model), path)
+    original = load(path)
+    converted = convert(original, choose(original, "auto"))
+    stays = {name for names in converted.activations.float32.values() for name in names}
+    expected = {"inside", "outside", "more", "odds", "inverse", "moved", "again", "wide", "grid", "sample"}
+    assert stays == expected
+    write(converted.ir_model, tmp_path / "bf16.onnx")
+    inputs = {
+        "x": torch.from_numpy(rng.standard_normal((2, 8, 64, 64)).astype(np.float32)).cumsum(-1),
+        "hidden": torch.zeros(2, 5, 5, 16),
+        "place": torch.from_numpy(rng.uniform(0.9, 1.0, (2, 5, 5, 2)).astype(np.float32)),
+    }
+    exact = outputs(path, inputs)
+    assert error(outputs(tmp_path / "bf16.onnx", inputs, rounding=True), exact) < 1e-5

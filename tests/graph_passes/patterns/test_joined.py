@@ -1,7 +1,5 @@
 """Linears of one input become one subgraph and one plugin node, with the values of each alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -51,8 +49,8 @@ def test_one_node_computes_all(linear: str, biases: bool, loaded: Load, seed: in
     model = graph.model(names, rank)
     source = loaded(model)
     (found,) = find_subgraphs(source)
-    assert (found.kind, found.shapes, found.refusal) == ("linear", {"in_features": 32, "out_features": 88}, None)
-    assert [part.y.name for part in found.projections] == names
+    assert (found.kind, found.shapes, found.unsupported) == ("linear", {"in_features": 32, "out_features": 88}, None)
+    assert [part.y.name for part in found.linears] == names
     result = rewritten(source)
     written = onnx.load(result.path)
     assert [node.op_type for node in written.graph.node] == ["NVFP4Linear", "Split"]
@@ -71,7 +69,7 @@ def test_layers_stay_apart(loaded: Load, seed: int) -> None:
         outputs.append(graph.op("Softmax", [scores], f"{layer}weights", axis=-1))
     model = graph.model(outputs)
     source = loaded(model)
-    assert [[part.y.name for part in found.projections] for found in find_subgraphs(source)] == [
+    assert [[part.y.name for part in found.linears] for found in find_subgraphs(source)] == [
         ["a_q", "a_k"],
         ["b_q", "b_k"],
     ]
@@ -87,7 +85,7 @@ def test_low_rank_projections_around_another(loaded: Load, seed: int) -> None:
     graph.groups[:] = [[*graph.groups[0], *graph.groups[2]], graph.groups[1]]
     model = graph.model(["q", "k"])
     source = loaded(model)
-    assert [[part.y.name for part in found.projections] for found in find_subgraphs(source)] == [["latent", "k"], ["q"]]
+    assert [[part.y.name for part in found.linears] for found in find_subgraphs(source)] == [["latent", "k"], ["q"]]
     agree(quantized_twin(graph, model), rewritten(source).path, draw(seed, 32))
 
 
@@ -102,13 +100,13 @@ def test_what_stays_alone(loaded: Load, seed: int) -> None:
         graph.model(["ya", "yb", "yc", graph.op("MatMul", ["ya", graph.op("Transpose", ["b"], "bt")], "z")])
     )
     found = find_subgraphs(source)
-    assert all(len(part.projections) == 1 for part in found)
-    assert sorted(part.output for part in found if part.refusal is None) == ["ya", "yc"]
+    assert all(len(part.linears) == 1 for part in found)
+    assert sorted(part.output for part in found if part.unsupported is None) == ["ya", "yc"]
     alike = Graph(spec(seed=seed))
     alike.linear("x", "a", 32, 16, "k")
     alike.op("MatMul", ["x", "a"], "v")
     source = loaded(alike.model(["k", "v"]))
-    assert all(part.refusal or len(part.projections) == 1 for part in find_subgraphs(source))
+    assert all(part.unsupported is not None or len(part.linears) == 1 for part in find_subgraphs(source))
 
 
 @pytest.mark.parametrize("decision", ["keep", "fp8", "bf16"])

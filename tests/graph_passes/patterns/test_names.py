@@ -1,7 +1,5 @@
 """Names of subgraphs come from module paths where the exporter left them; anything else there is passed over."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import onnx

@@ -1,16 +1,14 @@
 """What cannot be replaced is refused with a reason that names the culprit; what is no MLP is not taken for one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
-from onnx_models.graphs import Graph, Spec, mlp_model, spec
+from onnx_models.graphs import Graph, Spec, mlp_model, parsed, spec
 from onnx_models.passes import EVERYTHING, found_mlps, plan_all
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
@@ -24,11 +22,11 @@ def refusal(model: onnx.ModelProto, load: Load) -> str:
     """The reason of the only MLP; it must reach the plan, which then keeps the subgraph."""
     source = load(model)
     (mlp,) = found_mlps(source)
-    assert mlp.refusal is not None
+    assert mlp.unsupported is not None
     (entry,) = [entry for entry in plan_all(source).subgraphs if entry.kind != "linear"]
     assert entry.decision == "keep"
-    assert mlp.refusal in entry.reason
-    return mlp.refusal
+    assert mlp.unsupported.text in entry.reason
+    return mlp.unsupported.text
 
 
 def test_intermediate_is_an_output(loaded: Load) -> None:
@@ -58,16 +56,12 @@ def test_shared_weight(weight: str, loaded: Load) -> None:
 
 def test_some_weights_in_common(loaded: Load) -> None:
     """Two MLPs over the same `up` but another `down` each cannot share what is made of their weights."""
-    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
-        g (float[rows, 32] x) => (float[rows, 32] y) {
-            a = MatMul(x, up) b = Relu(a) m = MatMul(b, down0)
-            c = MatMul(m, up) d = Relu(c) y = MatMul(d, down1)
-        }""")
-    for name in ("up", "down0", "down1"):
-        model.graph.initializer.append(numpy_helper.from_array(np.ones((32, 32), np.float32), name))
+    text = """g (float[rows, 32] x) => (float[rows, 32] y) {
+        a = MatMul(x, up) b = Relu(a) m = MatMul(b, down0) c = MatMul(m, up) d = Relu(c) y = MatMul(d, down1) }"""
+    model = parsed(text, dict.fromkeys(("up", "down0", "down1"), (32, 32)))
     mlps = found_mlps(loaded(model))
     assert len(mlps) == 2
-    assert all(m.refusal is not None and "its weight 'up' is shared" in m.refusal for m in mlps)
+    assert all(m.unsupported is not None and "its weight 'up' is shared" in m.unsupported.text for m in mlps)
 
 
 @pytest.mark.parametrize(
@@ -150,13 +144,9 @@ NO_MLP = {
 @pytest.mark.parametrize("body", NO_MLP.values(), ids=NO_MLP.keys())
 def test_no_mlp(body: str, loaded: Load) -> None:
     rows = "m, n" if "zero" in body or "int64[1, 16]" in body else "rows"
-    text = f'<ir_version: 10, opset_import: ["": 21]> g (float[16, 16] x) => (float[{rows}, 16] y) {{ {body} }}'
-    model = onnx.parser.parse_model(text)
-    generator = np.random.default_rng(0)
     shapes = {"w1": (16, 16), "w2": (16, 16), "w3": (16, 16), "one": (16,), "wide": (16, 32), "zero": (1, 1, 1)}
-    for name, shape in shapes.items():
-        if name in body:
-            model.graph.initializer.append(onnx.numpy_helper.from_array(generator.random(shape, np.float32), name))
+    text = f"g (float[16, 16] x) => (float[{rows}, 16] y) {{ {body} }}"
+    model = parsed(text, {name: shape for name, shape in shapes.items() if name in body})
     onnx.checker.check_model(model)
     assert found_mlps(loaded(model)) == []
 
@@ -167,12 +157,9 @@ def test_no_mlp(body: str, loaded: Load) -> None:
 def test_what_is_added_is_no_bias(outputs: str, bias: tuple[int, ...], loaded: Load) -> None:
     """The product is an output by itself; the sum has more dimensions than it."""
     body = "a = MatMul(x, w)  y = Add(a, b)"
-    text = f'<ir_version: 10, opset_import: ["": 21]> g (float[n, 16] x) => ({outputs}) {{ {body} }}'
-    model = onnx.parser.parse_model(text)
-    for name, shape in (("w", (16, 16)), ("b", bias)):
-        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    model = parsed(f"g (float[n, 16] x) => ({outputs}) {{ {body} }}", {"w": (16, 16), "b": bias})
     (linear,) = find_subgraphs(loaded(model))
-    assert (linear.kind, linear.refusal, linear.output, len(linear.nodes)) == ("linear", None, "a", 1)
+    assert (linear.kind, linear.unsupported, linear.output, len(linear.nodes)) == ("linear", None, "a", 1)
 
 
 QUANTIZED = {
@@ -183,46 +170,27 @@ QUANTIZED = {
     "a Cast, shifted and scaled": "f = Cast<to = 1>(w)  d = Sub(f, scale)  s = Mul(scale, d)  t = Transpose(s)"
     "  y = Gemm(x, t)",
     "integers": "q, s, z = DynamicQuantizeLinear(x)  i = MatMulInteger(q, w, z)  y = Cast<to = 1>(i)",
-    "NBits": "y = com.microsoft.MatMulNBits<K = 16, N = 16, bits = 4, block_size = 16>(x, packed, scales)",
 }
 
 
 @pytest.mark.parametrize("body", QUANTIZED.values(), ids=QUANTIZED.keys())
 def test_weights_that_are_quantized_already(body: str, loaded: Load) -> None:
     """No candidates, and an empty list would not say why."""
-    model = onnx.parser.parse_model(
-        f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float[16, 16] x) => (float[16, 16] y)
-        <float scale = {{0.1}}> {{ {body} }}"""
-    )
-    arrays = {
-        "w": np.ones((16, 16), np.int8),
-        "v": np.ones((16, 16), np.float32),
-        "packed": np.ones((16, 1, 8), np.uint8),
-        "scales": np.ones(16, np.float32),
-    }
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
-    source = loaded(model)
+    text = f"g (float[16, 16] x) => (float[16, 16] y) <float scale = {{0.1}}> {{ {body} }}"
+    source = loaded(parsed(text, {"w": np.ones((16, 16), np.int8), "v": (16, 16)}))
     with pytest.raises(ModelError, match=r"its weights are quantized already, as node '.*' \(\w+\) reads them"):
         find_subgraphs(source)
 
 
 def test_integers_among_what_is_computed_are_no_weights(loaded: Load) -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 10, opset_import: ["": 21]> g (float[16, 16] x) => (float[16, 16] y) {
+    text = """g (float[16, 16] x) => (float[16, 16] y) {
         f = Cast<to = 1>(positions)  h = Add(x, f)  y = MatMul(x, h) }"""
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((16, 16), np.int64), "positions"))
-    assert find_subgraphs(loaded(model)) == []
+    assert find_subgraphs(loaded(parsed(text, {"positions": np.ones((16, 16), np.int64)}))) == []
 
 
 def test_weights_in_float64(loaded: Load) -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 10, opset_import: ["": 21]> g (double[n, 16] x) => (double[n, 16] y) {
-        h = MatMul(x, w)  r = Relu(h)  y = Gemm(r, w) }"""
-    )
-    model.graph.node[0].name = "up"
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((16, 16)), "w"))
-    source = loaded(model)
+    text = "g (double[n, 16] x) => (double[n, 16] y) { [up] h = MatMul(x, w)  r = Relu(h)  y = Gemm(r, w) }"
+    source = loaded(parsed(text, {"w": np.ones((16, 16))}))
     with pytest.raises(
         ModelError, match=r"weights are float64, as node 'up' \(MatMul\) reads them; export the model in"
     ):
@@ -231,13 +199,11 @@ def test_weights_in_float64(loaded: Load) -> None:
 
 def test_linears_in_bodies(loaded: Load) -> None:
     """As in decoders that optimum merged: all of the model is in the branches of one If."""
-    model = onnx.parser.parse_model(
-        """<ir_version: 10, opset_import: ["": 21]> g (float[2, 16] x, bool cached) => (float[2, 16] y) {
+    text = """g (float[2, 16] x, bool cached) => (float[2, 16] y) {
         y = If (cached) <then_branch = t () => (float[2, 16] a) { a = MatMul(x, w) },
                          else_branch = e () => (float[2, 16] b) { h = MatMul(x, w)  b = Relu(h) }> }"""
-    )
+    model = parsed(text, {"w": (16, 16)})
     model.graph.node[0].name = "optimum::if"
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((16, 16), np.float32), "w"))
     source = loaded(model)
     with pytest.raises(
         ModelError, match=r"linears lie in the bodies of node 'optimum::if' \(If\).*decoder_model\.onnx"
@@ -249,16 +215,12 @@ def test_bilinear_and_clamped_gates(loaded: Load) -> None:
     """Gates without an activation, and gpt-oss's clamped SwiGLU with its constants."""
     bilinear, _ = mlp_model(Spec(activation="identity", spelling="h = Identity(a)"))
     assert [m.activation for m in found_mlps(loaded(bilinear))] == ["identity"]
-    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2, 16] x) => (float[2, 16] y)
+    text = """g (float[2, 16] x) => (float[2, 16] y)
     <float limit = {5.0}, float low = {-5.0}, float alpha = {1.5}, float one = {1.0}> {
         a = MatMul(x, w1)  b = MatMul(x, w3)  g = Min(a, limit)  u = Clip(b, low, limit)  v = Mul(g, alpha)
         s = Sigmoid(v)  t = Mul(g, s)  p = Add(u, one)  c = Mul(p, t)  y = MatMul(c, w2)
     }"""
-    model = onnx.parser.parse_model(text)
-    generator = np.random.default_rng(0)
-    for name in ("w1", "w2", "w3"):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(generator.random((16, 16), np.float32), name))
-    (mlp,) = found_mlps(loaded(model))
+    (mlp,) = found_mlps(loaded(parsed(text, dict.fromkeys(("w1", "w2", "w3"), (16, 16)))))
     block = mlp.blocks[0].mlp
     assert (mlp.activation, block.alpha, block.limit) == ("swiglu_clamped", 1.5, 5.0)
     assert block.gate is not None
@@ -271,18 +233,14 @@ def test_a_linear_in_front_of_an_mlp(between: str, loaded: Load, seed: int) -> N
     graph = Graph(spec(intermediate=32, seed=seed))
     graph.mlp(graph.op(between, [graph.linear("x", "projection", 32, 32, "p")], "t"), "y")
     found = find_subgraphs(loaded(graph.model(["y"])))
-    assert [(subgraph.kind, subgraph.refusal) for subgraph in found] == [("linear", None), ("gated_mlp", None)]
+    assert [(subgraph.kind, subgraph.unsupported) for subgraph in found] == [("linear", None), ("gated_mlp", None)]
 
 
 def test_overlapping_mlps_share_no_linear(loaded: Load) -> None:
     """Of Linear-ReLU-Linear-ReLU-Linear one pair is an MLP; no linear is in two subgraphs."""
-    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2, 16] x) => (float[2, 16] y) {
+    text = """g (float[2, 16] x) => (float[2, 16] y) {
         a = MatMul(x, w1)  b = Relu(a)  c = MatMul(b, w2)  d = Relu(c)  y = MatMul(d, w3) }"""
-    model = onnx.parser.parse_model(text)
-    generator = np.random.default_rng(0)
-    for name in ("w1", "w2", "w3"):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(generator.random((16, 16), np.float32), name))
-    subgraphs = find_subgraphs(loaded(model))
+    subgraphs = find_subgraphs(loaded(parsed(text, dict.fromkeys(("w1", "w2", "w3"), (16, 16)))))
     assert sorted(subgraph.kind for subgraph in subgraphs) == ["linear", "mlp"]
     stored = [linear.weight.stored.name for subgraph in subgraphs for linear in subgraph.linears]
     assert sorted(stored) == ["w1", "w2", "w3"]  # type: ignore[type-var]

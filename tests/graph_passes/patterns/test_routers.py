@@ -1,7 +1,5 @@
 """What the model chooses by is not rounded, whether or not a mixture of experts is recognised behind it."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from onnx_models.graphs import run
 from onnx_models.moe_spellings import Moe, MoeSpec
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
-from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS
+from trt_nvfp4.graph_passes.planning.kinds.registry import DEFAULT_KINDS
 
 HIDDEN, EXPERTS = 32, 8
 
@@ -93,7 +91,7 @@ def test_choices_stay_the_models_own(choice: str, layers: int, tmp_path: Path, s
     assert sum({"linear": 1, "mlp": 2}[entry.kind] for entry in plan.subgraphs) == layers
     for entry in plan.subgraphs:
         assert entry.decision == "keep"
-        assert f"({choice.split()[0]}) selects weights by it" in entry.reason
+        assert f"({choice.split()[0]}) selects weights by its result" in entry.reason
     x = torch.randn(512, HIDDEN)
     (y,) = run(rewritten(source, plan).path, x.numpy())
     with torch.no_grad():
@@ -108,14 +106,14 @@ def test_a_deep_router_of_a_mixture(dispatch: str, tmp_path: Path, seed: int) ->
     moe, *router = sorted(plan_all(load(tmp_path / "model.onnx")).subgraphs, key=lambda entry: entry.kind != "moe")
     assert (moe.kind, moe.decision) == ("moe", "nvfp4_w4a16")
     assert [(entry.kind, entry.decision) for entry in router] == [("mlp", "keep"), ("linear", "keep")]
-    assert all("it is a router's" in entry.reason for entry in router)
+    assert all("it belongs to a router" in entry.reason for entry in router)
 
 
 def test_a_choice_from_a_part_of_the_scores(tmp_path: Path, seed: int) -> None:
     source = exported(WithShared(seed), tmp_path / "model.onnx")
     router, shared = plan_all(source).subgraphs
     assert (router.decision, shared.decision) == ("keep", "nvfp4_w4a16")
-    assert "(TopK) selects weights by it" in router.reason
+    assert "(TopK) selects weights by its result" in router.reason
     assert plan_all(source, kinds=DEFAULT_KINDS).subgraphs[0].reason in router.reason
 
 

@@ -1,7 +1,5 @@
 """An MoE block that a graph calls twice, or experts with two routers: their weights are made once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +16,12 @@ from onnx_models.moe_spellings import HIDDEN, Moe, MoeSpec, quantized_spelling
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.calibration.statistics.statistics import collect
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.lowerings import trt_moe
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.lowerings.trt_moe import function as native_function
-from trt_nvfp4.graph_passes.lowerings.trt_moe import lower_native_moe
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.rewrite import RewriteResult, calibration_tensors
+from trt_nvfp4.graph_passes.subgraphs.products import MoeSubgraph
 from trt_nvfp4.graph_passes.weights.quantization import weight_readers
 from trt_nvfp4.plugins.ops import OPS
 
@@ -123,8 +122,8 @@ def test_native_layers(spec: MoeSpec, tmp_path: Path, seed: int) -> None:
     expected = run(source.path, x := draw(seed + 1))
     context = LoweringContext(source.ir_model)
     for subgraph in reversed(find_subgraphs(source)):
-        if subgraph.moe is not None:
-            lower_native_moe(context, subgraph)
+        if isinstance(subgraph, MoeSubgraph):
+            trt_moe.lower(context, subgraph)
     model = ir.serde.serialize_model(source.ir_model)
     model.functions.append(native_function(source.opset))
     model.opset_import.append(helper.make_opsetid("trt", 1))
@@ -139,7 +138,7 @@ def test_native_layers(spec: MoeSpec, tmp_path: Path, seed: int) -> None:
 def test_weights_are_made_for_the_inputs_of_both(dispatch: str, tmp_path: Path, seed: int) -> None:
     source = exported(Twice(Moe(MoeSpec(dispatch), seed)), tmp_path / "model.onnx", seed)
     readers = weight_readers(source.graph)
-    first, second = (subgraph.moe for subgraph in find_subgraphs(source) if subgraph.moe is not None)
+    first, second = (part for part in find_subgraphs(source) if isinstance(part, MoeSubgraph))
     for one, other in zip(first.linears, second.linears, strict=True):
         assert one.weight.identity == other.weight.identity
         assert one.x is not other.x

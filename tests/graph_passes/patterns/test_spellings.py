@@ -1,7 +1,5 @@
 """Every spelling of an MLP is found, named rightly and rewritten to what its quantized twin computes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -35,7 +33,7 @@ def check(case: Spec, load: Load, seed: int) -> None:
     model, graph = mlp_model(case)
     source = load(model)
     (mlp,) = found_mlps(source)
-    assert mlp.refusal is None
+    assert mlp.unsupported is None
     assert (mlp.kind, mlp.activation, mlp.dtype) == ("gated_mlp" if case.gated else "mlp", case.activation, case.dtype)
     assert mlp.shapes == {
         "in_features": case.k,
@@ -92,7 +90,7 @@ def test_a_cast_for_each_projection(loaded: Load, seed: int) -> None:
     graph.nodes.insert(0, helper.make_node("Cast", ["x"], ["wide"], name="widen", to=TensorProto.FLOAT))
     source = loaded(graph.model(["y"]))
     (mlp,) = found_mlps(source)
-    assert (mlp.kind, mlp.refusal) == ("gated_mlp", None)
+    assert (mlp.kind, mlp.unsupported) == ("gated_mlp", None)
     written = onnx.load(rewritten(source).path)
     assert [node.op_type for node in written.graph.node] == ["Cast", "Cast", "NVFP4GatedMLP"]
 

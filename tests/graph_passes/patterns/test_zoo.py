@@ -1,7 +1,5 @@
 """What exporters make of transformers models: every MLP found, none falsely, and rewritten to the quantized model."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +11,7 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from onnx_models.graphs import run
-from onnx_models.passes import found_mlps, plan_all, rewritten
+from onnx_models.passes import found_mlps, in_16_bits, plan_all, replaceable, rewritten
 from onnx_models.zoo import DTYPES, ZOO, build, export, exportable
 from trt_nvfp4.common import nvfp4
 from trt_nvfp4.common.widen import widen
@@ -106,7 +104,7 @@ def test_found_and_rewritten(name: str, exporter: str, exported: Exported, seed:
     model, draw, path = exported(name, exporter, torch.float32)
     source = load(path)
     mlps = found_mlps(source)
-    assert [(m.kind, m.activation, m.refusal) for m in mlps] == [(entry.kind, entry.activation, None)] * entry.mlps
+    assert [(m.kind, m.activation, m.unsupported) for m in mlps] == [(entry.kind, entry.activation, None)] * entry.mlps
     assert len({m.name for m in mlps}) == entry.mlps
     result = rewritten(source, plan_all(source, kinds=("gated_mlp", "mlp")))
     assert result.weights_bytes_after < result.weights_bytes_before
@@ -127,7 +125,7 @@ def test_found_and_rewritten_in_16_bits(name: str, exporter: str, dtype: str, ex
     model, draw, path = exported(name, exporter, DTYPES[dtype])
     source = load(path)
     mlps = found_mlps(source)
-    assert [(m.kind, m.activation, m.refusal) for m in mlps] == [(entry.kind, entry.activation, None)] * entry.mlps
+    assert [(m.kind, m.activation, m.unsupported) for m in mlps] == [(entry.kind, entry.activation, None)] * entry.mlps
     assert {m.dtype for m in mlps} == {str(DTYPES[dtype]).removeprefix("torch.")}
 
     result = rewritten(source, plan_all(source, kinds=("gated_mlp", "mlp")))
@@ -143,9 +141,12 @@ def test_found_and_rewritten_in_16_bits(name: str, exporter: str, dtype: str, ex
 
 @pytest.mark.parametrize(("name", "exporter"), params(CASES))
 def test_every_linear_of_the_rest(name: str, exporter: str, exported: Exported) -> None:
-    """Linears and MLPs together own every matrix that the model multiplies by, and no matrix twice."""
+    """Linears and MLPs together own every matrix that the model multiplies by, and no matrix twice; as many of them
+    can be replaced in 16 bits."""
     model, _, path = exported(name, exporter, torch.float32)
-    found = find_subgraphs(load(path))
+    source = load(path)
+    assert replaceable(in_16_bits(source)) == replaceable(source)
+    found = find_subgraphs(source)
     stored = [linear.weight.stored.name for subgraph in found for linear in subgraph.linears]
     modules = [m for m in model.modules() if isinstance(m, torch.nn.Linear) or type(m).__name__ == "Conv1D"]
     fused = sum(

@@ -1,7 +1,5 @@
 """What a plan has no entry for is counted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +12,7 @@ from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.coverage import UnplannedProducts, unplanned_products
 from trt_nvfp4.graph_passes.planning.decide import make_plan
+from trt_nvfp4.graph_passes.planning.kinds.kind import PlanOptions
 from trt_nvfp4.graph_passes.planning.plan import Plan
 
 Load = Callable[[onnx.ModelProto], SourceModel]
@@ -28,10 +27,7 @@ UNPLANNED = {
     "Einsum": ('z = Einsum<equation = "ij,jk->ki">(x, w)', "Einsum", 1, ["w"]),
     "Q/DQ": ("f = DequantizeLinear(w8, scale)  t = Transpose(f)  z = MatMul(x, t)", "MatMul", 1, ["w8"]),
     "QOperator": ("q, s, o = DynamicQuantizeLinear(x)  z = MatMulInteger(q, w8, o)", "MatMulInteger", 1, ["w8"]),
-    "NBits": (
-        "z = com.microsoft.MatMulNBits<K = 16, N = 16, bits = 4, block_size = 16>(x, packed, bias)",
-        *("MatMulNBits", 1, ["packed"]),
-    ),
+    "ONNX Runtime's": ("z = com.microsoft.MoE<k = 1>(x, x, stack, bias, stack)", "MoE", 1, ["stack"]),
     "chosen from a stack": (
         "r = ReduceMax(x)  n = Cast<to = 7>(r)  a = Gather(stack, n)  b = GatherND(stack, n)  t = Transpose(b)"
         "  u = MatMul(x, a)  z = MatMul(u, t)",
@@ -69,11 +65,12 @@ def load_and_plan(body: str, loaded: Load, rng: np.random.Generator) -> tuple[So
         "kernel": rng.standard_normal((8, 16, 1, 1)).astype(np.float32),
         "bias": rng.standard_normal(8 if "kernel" in body else 16).astype(np.float32),
         "w8": rng.integers(-9, 9, (16, 16), np.int8),
-        "packed": rng.integers(0, 255, (16, 1, 8), np.uint8),
     }
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
     source = loaded(model)
-    plan = make_plan(source, find_subgraphs(source), Capabilities("ada", nvfp4_w4a16=True), kinds=("linear",))
+    plan = make_plan(
+        source, find_subgraphs(source), Capabilities("ada", nvfp4_w4a16=True), PlanOptions(kinds=("linear",))
+    )
     return source, plan, {name: array.nbytes for name, array in arrays.items()}
 
 

@@ -1,7 +1,5 @@
 """Decisions and their reasons; the plan file; what a hand-edited plan may and may not say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,10 @@ from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.planning.decide import allowed_decisions, make_plan
-from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS, KINDS, Plan, PlanError, PlannedSubgraph
+from trt_nvfp4.graph_passes.planning.decide import make_plan
+from trt_nvfp4.graph_passes.planning.kinds.kind import PlanOptions
+from trt_nvfp4.graph_passes.planning.kinds.registry import ALL_KINDS, DEFAULT_KINDS, kind_of
+from trt_nvfp4.graph_passes.planning.plan import Plan, PlanError, PlannedSubgraph
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 
 Load = Callable[[onnx.ModelProto], SourceModel]
@@ -33,7 +33,7 @@ def source(loaded: Load) -> SourceModel:
 
 def decided(source: SourceModel, capabilities: Capabilities, precision: str = "auto", **options: object) -> str:
     """The MLP's decision, after checking that it comes with a reason and an op exactly if it is NVFP4."""
-    plan = make_plan(source, find_subgraphs(source), capabilities, precision, **options)  # type: ignore[arg-type]
+    plan = make_plan(source, find_subgraphs(source), capabilities, PlanOptions(precision=precision, **options))  # type: ignore[arg-type]
     (entry,) = [entry for entry in plan.subgraphs if entry.kind == "gated_mlp"]
     assert entry.reason
     assert entry.op == ("NVFP4GatedMLP" if entry.decision.startswith("nvfp4") else "")
@@ -71,7 +71,9 @@ def test_fp8_beyond_decoding(loaded: Load, tokens: int | None, calibrated: bool,
     of_each = None if tokens is None else {subgraph.name: tokens for subgraph in subgraphs}
 
     def planned(capabilities: Capabilities, precision: str = "auto") -> PlannedSubgraph:
-        plan = make_plan(source, subgraphs, capabilities, precision, calibrated=calibrated, tokens=of_each)
+        plan = make_plan(
+            source, subgraphs, capabilities, PlanOptions(precision=precision, calibrated=calibrated, tokens=of_each)
+        )
         return next(entry for entry in plan.subgraphs if entry.kind == "gated_mlp")
 
     h200 = Capabilities("h200", nvfp4_w4a16=True, fp8=True, fp8_plugins=True)
@@ -79,7 +81,10 @@ def test_fp8_beyond_decoding(loaded: Load, tokens: int | None, calibrated: bool,
     assert entry.decision == decision
     if decision == "fp8":
         most = 32 if calibrated else 64
-        assert f"more than {most} tokens, and {tokens} are typical (--opt-shapes); --precision nvfp4" in entry.reason
+        assert (
+            f"above {most} tokens, and --opt-shapes has {tokens} (--precision nvfp4 takes NVFP4 weights)"
+            in entry.reason
+        )
     assert planned(h200, "nvfp4").decision == "nvfp4_w4a16"
     assert planned(EVERYTHING).decision in ("nvfp4_w4a4", "nvfp4_w4a16")
     # Without a plugin, uncalibrated weights in FP8 are multiplied in 16 bits.
@@ -88,12 +93,12 @@ def test_fp8_beyond_decoding(loaded: Load, tokens: int | None, calibrated: bool,
 
 
 def test_reasons_say_what_spoke_against(source: SourceModel) -> None:
-    plan = make_plan(source, find_subgraphs(source), Capabilities("ada", fp8=True), calibrated=True)
+    plan = make_plan(source, find_subgraphs(source), Capabilities("ada", fp8=True), PlanOptions(calibrated=True))
     mlp, linear = plan.subgraphs
     assert "ada does not compute nvfp4_w4a4" in mlp.reason
     assert "ada does not compute nvfp4_w4a16" in mlp.reason
     assert linear.decision == "keep"
-    assert "kind linear is not among those to replace" in linear.reason
+    assert ", not linear" in linear.reason
 
 
 def test_include_and_exclude(source: SourceModel) -> None:
@@ -147,10 +152,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "shapes": (lambda plan, e: e[0].update(shapes={}), r"'shapes' is .*, and \{\} in the plan"),
     "dtype": (lambda plan, e: e[0].update(dtype="float64"), r"'dtype' is float32 in .*, and float64 in the plan"),
     "output": (lambda plan, e: e[0].update(output="y"), r"'output' is m in .*, and y in the plan"),
-    "op": (
-        lambda plan, e: e[0].update(decision="fp8", op="FP8GatedMlp"),
-        r"unknown op 'FP8GatedMlp'; one of NVFP4",
-    ),
+    "op": (lambda plan, e: e[0].update(decision="fp8", op="FP8GatedMlp"), r"unknown op 'FP8GatedMlp'; one of NVFP4"),
     "shape no number": (lambda plan, e: e[0].update(shapes={"layers": "many"}), r"'shapes.layers' must be a number"),
 }
 
@@ -190,7 +192,7 @@ def test_wrong_keys(line: str, message: str, source: SourceModel, tmp_path: Path
 def test_reasons_name_the_type_of_activations(loaded: Load) -> None:
     for dtype in ("float32", "float16"):
         source = loaded(mlp_model(spec(dtype=dtype))[0])
-        assert f"NVFP4 weights, {dtype} activations" in plan_all(source).subgraphs[0].reason
+        assert f"W4A16, {dtype} activations: no calibration data" in plan_all(source).subgraphs[0].reason
 
 
 def test_error_names_the_line(source: SourceModel, tmp_path: Path) -> None:
@@ -214,14 +216,14 @@ def test_a_refused_subgraph_cannot_be_forced(loaded: Load) -> None:
         plan.check(source)
 
 
-@pytest.mark.parametrize("decision", ["nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4", "native", "fp8", "bf16"])
+@pytest.mark.parametrize("decision", ["nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4", "trt_moe", "fp8", "bf16"])
 def test_a_target_computes_what_it_can(decision: str, source: SourceModel) -> None:
     plan = plan_all(source)
     plan.subgraphs[0].decision = decision
-    lack = "has no MoE layer for bare" if decision == "native" else f"bare does not compute {decision}"
+    lack = "has no MoE layer for bare" if decision == "trt_moe" else f"bare does not compute {decision}"
     with pytest.raises(PlanError, match=f"it cannot be {decision}: .*{lack}"):
         plan.check(source, Capabilities("bare", bf16=False))
-    if decision != "native":
+    if decision != "trt_moe":
         able = Capabilities("able", **{decision: True})
         plan.subgraphs = plan.subgraphs[:1]
         assert plan.check(source, able)
@@ -271,8 +273,8 @@ def test_reasons_of_fp8_without_data_know_the_plugin(dtype: str, loaded: Load) -
     """Which finds its scales at run time, where Q/DQ nodes leave activations as they are."""
     source = loaded(mlp_model(spec(dtype=dtype))[0])
     h200 = Capabilities("h200", fp8=True, fp8_plugins=True)
-    (entry,) = make_plan(source, find_subgraphs(source), h200, "fp8").subgraphs
-    at_run_time = "FP8, activation scales computed at run time, for want of calibration data"
+    (entry,) = make_plan(source, find_subgraphs(source), h200, PlanOptions(precision="fp8")).subgraphs
+    at_run_time = "FP8, no calibration data: activation scales computed at run time"
     assert bool(entry.lowering.is_plugin) == (dtype == "float16")
     assert (entry.reason == at_run_time) == bool(entry.lowering.is_plugin)
 
@@ -281,7 +283,7 @@ def test_reasons_of_fp8_without_data_know_the_plugin(dtype: str, loaded: Load) -
 def test_16_bits_are_one_choice(dtype: str, half: str, loaded: Load) -> None:
     """Of a float32 model, not to keep it too."""
     (subgraph,) = find_subgraphs(loaded(mlp_model(spec(dtype=dtype))[0]))
-    assert allowed_decisions(subgraph, EVERYTHING, "auto") == [
+    assert kind_of(subgraph).choices(subgraph, Decision.KEEP, EVERYTHING, "auto", "auto") == [
         "nvfp4_w4a4",
         "nvfp4_mixed",
         "nvfp4_w4a16",
@@ -291,7 +293,7 @@ def test_16_bits_are_one_choice(dtype: str, half: str, loaded: Load) -> None:
 
 
 def test_entries_may_be_deleted(source: SourceModel) -> None:
-    plan = plan_all(source, kinds=KINDS)
+    plan = plan_all(source, kinds=ALL_KINDS)
     del plan.subgraphs[0]
     assert [entry.kind for entry, _ in plan.check(source)] == ["linear"]
 
@@ -311,7 +313,7 @@ def test_reasons_have_codes(loaded: Load) -> None:
     assert code(narrow) == "k_not_a_multiple_of_16"
     assert code(source, kinds=("moe",)) == "kind_not_selected"
     assert code(source, exclude=".") == "excluded"
-    (entry,) = make_plan(source, find_subgraphs(source), Capabilities("none"), "nvfp4").subgraphs
+    (entry,) = make_plan(source, find_subgraphs(source), Capabilities("none"), PlanOptions(precision="nvfp4")).subgraphs
     assert (entry.decision, entry.reason_code) == (Decision.KEEP, "unsupported_by_target")
 
 
@@ -321,7 +323,7 @@ def test_many_tokens_without_calibration(source: SourceModel, tokens: int, decis
     rows = {subgraph.name: tokens for subgraph in find_subgraphs(source)}
     entry = plan_all(source, "auto", tokens=rows).subgraphs[0]
     assert entry.decision == decision
-    assert ("128 tokens, and 129 are typical" in entry.reason) == (decision == Decision.NVFP4_W4A4)
+    assert ("128 tokens, and --opt-shapes has 129" in entry.reason) == (decision == Decision.NVFP4_W4A4)
     assert plan_all(source, "nvfp4", tokens=rows).subgraphs[0].decision == Decision.NVFP4_W4A16
     assert plan_all(source, "auto").subgraphs[0].decision == Decision.NVFP4_W4A16
     assert plan_all(source, "auto", tokens=rows, calibrated=True).subgraphs[0].reason_code == "preferred"
@@ -343,3 +345,13 @@ def test_plans_of_before_there_were_codes(source: SourceModel, tmp_path: Path) -
     path.write_text(yaml.safe_dump(content, sort_keys=False))
     with pytest.raises(PlanError, match="unknown reason_code 'because'"):
         Plan.load(path)
+
+
+def test_plans_of_earlier_versions_have_other_names_of_decisions(source: SourceModel, tmp_path: Path) -> None:
+    plan = plan_all(source)
+    plan.subgraphs[0].decision = Decision.TRT_MOE
+    plan.save(tmp_path / "new.yaml")
+    older = (tmp_path / "new.yaml").read_text().replace("decision: trt_moe", "decision: native")
+    (tmp_path / "older.yaml").write_text(older.replace("reason: 'trt_moe: ", "reason: 'native: "))
+    assert "native: " in (tmp_path / "older.yaml").read_text()
+    assert Plan.load(tmp_path / "older.yaml").subgraphs == Plan.load(tmp_path / "new.yaml").subgraphs

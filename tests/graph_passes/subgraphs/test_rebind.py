@@ -1,7 +1,5 @@
 """Subgraphs bound to a clone are those that are found in the clone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """AWQ's channel scales in ONNX models: where they fold, what refuses them, and that the float model stays the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import torch
 from onnx import numpy_helper
 
 from onnx_models import moe_spellings
-from onnx_models.graphs import ACTIVATION_SPELLINGS, Graph, Spec, mlp_model, run
+from onnx_models.graphs import ACTIVATION_SPELLINGS, Graph, Spec, draw, mlp_model, run
 from onnx_models.passes import plan_all
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
@@ -53,19 +51,15 @@ DECOMPOSED = """two = Constant<value_float = 2.0>() e = Constant<value_float = 0
     w1 = Add(w, one) n = Mul(z, w1)"""
 
 
-def draw(seed: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
 def foldings(source: SourceModel) -> tuple[list[Folding], dict[str, list[str]]]:
     # Routers are kept unless a plan says otherwise.
-    return find_foldings([part for part in find_subgraphs(source) if part.refusal is None and part.caution is None])
+    return find_foldings([part for part in find_subgraphs(source) if part.unsupported is None])
 
 
 def folded(source: SourceModel, samples: list[dict[str, np.ndarray]]) -> onnx.ModelProto:
     """The float model after folding, all that can be."""
     statistics = collect(source.path, calibration_tensors(plan_all(source, recipe=RECIPE)), samples)
-    target = SourceModel(source.path, source.ir_model.clone())
+    target = SourceModel(source.file, source.ir_model.clone())
     after = fold(foldings(target)[0], parse(RECIPE), statistics)
     model = ir.to_proto(target.ir_model)
     onnx.save(model, source.path.with_name("folded.onnx"))

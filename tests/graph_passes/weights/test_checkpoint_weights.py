@@ -1,11 +1,11 @@
 """Experts from NVFP4 checkpoints, in both conventions: the published bytes, no other."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import onnx
@@ -23,7 +23,10 @@ from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.rewrite import rewrite
+from trt_nvfp4.graph_passes.subgraphs.parts import Weight
+from trt_nvfp4.graph_passes.subgraphs.products import MoeSubgraph
 from trt_nvfp4.graph_passes.weights.checkpoint_experts import PackedExperts
+from trt_nvfp4.graph_passes.weights.checkpoint_weights import NVFP4Source, common_scale
 from trt_nvfp4.plugins.ops import OPS
 
 Tensors = dict[str, torch.Tensor]
@@ -134,8 +137,8 @@ def test_numbers_of_experts(exported: Exported, tmp_path: Path, seed: int) -> No
     name, model, _, source = exported
     _, tensors = quantized(model, MODELOPT, linears_of(name))
     save_file(tensors, tmp_path / "model.safetensors")
-    subgraph = next(subgraph for subgraph in find_subgraphs(source) if subgraph.moe is not None)
-    packed = PackedExperts.find(NVFP4Checkpoint(tmp_path), subgraph.name)
+    subgraph = next(subgraph for subgraph in find_subgraphs(source) if isinstance(subgraph, MoeSubgraph))
+    packed = PackedExperts.find(NVFP4Checkpoint(tmp_path), subgraph)
     assert packed is not None
     assert subgraph.moe is not None
     experts = subgraph.moe.experts
@@ -177,7 +180,7 @@ def test_numbers_of_experts(exported: Exported, tmp_path: Path, seed: int) -> No
                     if "1.mlp.experts.0" in k
                 }
             ),
-            r"'model.layers.1.mlp' has 12 NVFP4 experts in the checkpoint and 4 in the model; .* leave --packed",
+            r"'model.layers.1.mlp' has 12 NVFP4 experts in the checkpoint and 4 in the model; .* leave --set packed",
         ),
         (
             lambda t: [t.pop(key) for key in list(t) if ".layers.0.mlp.experts.3." in key],
@@ -198,3 +201,27 @@ def test_checkpoints_that_do_not_fit(damage: Callable[[Tensors], object], text: 
     with pytest.raises(CalibrationError, match=text):
         rewrite(source, plan, None, tmp_path / "out.onnx", checkpoint=NVFP4Checkpoint(tmp_path / "weights"))
     assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize(("ratio", "folds"), [(1.0, True), (2.0, True), (0.25, True), (1.25, False)])
+def test_one_tensor_scale_for_gate_and_up(ratio: float, folds: bool, tmp_path: Path, seed: int) -> None:
+    """Another's block scales change where that gives the very same values."""
+    weights = torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(seed))
+    tensors: Tensors = {}
+    for name, weight, scale in zip(("gate", "up"), weights, (2.0**-9, ratio * 2.0**-9), strict=True):
+        packed, block_scales, _ = nvfp4.quantize(weight, scale)
+        tensors |= {f"{name}.weight": packed, f"{name}.weight_scale": block_scales}
+        tensors |= {f"{name}.weight_scale_2": torch.tensor(scale)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    weight = cast(Weight, SimpleNamespace(shape=(32, 64), scale=1.0))
+    group = [NVFP4Source(NVFP4Checkpoint(tmp_path), name, weight) for name in ("gate", "up")]
+    scale = common_scale(group)
+    assert (scale is not None) == folds
+    if scale is not None:
+        for source in group:
+            found, own = source.block_scales_under(scale), source.read()
+            assert found is not None
+            values = (
+                nvfp4.dequantize(own.packed, *by) for by in ((found, scale), (own.block_scales, own.tensor_scale))
+            )
+            assert torch.equal(*values)

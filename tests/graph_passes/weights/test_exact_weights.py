@@ -3,8 +3,6 @@
 Each graph has a place or two where it is no MLP as it should be: whether it is found or not, outputs and shapes agree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 

@@ -1,7 +1,5 @@
 """Decoders with caches that grow, as optimum and onnxruntime-genai export them, with random weights."""
 
-from __future__ import annotations
-
 import lzma
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Run with PYTORCH_NO_CUDA_MEMORY_CACHING=1.
 """
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

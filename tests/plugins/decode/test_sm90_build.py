@@ -1,8 +1,6 @@
 """What the compiler makes of the SM90 kernels: no multiplication that waits for the one before. (test_library.py: no
 spills.)"""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,8 +1,6 @@
 """What the compiler makes of the decode kernel on every architecture: one per specialisation; native E2M1 on Blackwell.
 (test_library.py: no spills.)"""
 
-from __future__ import annotations
-
 import pytest
 from compiled import compiled
 

@@ -1,7 +1,5 @@
 """CachedAttention: the body against the Torch reference, that against torch's own attention, and every misuse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import onnx

@@ -1,7 +1,5 @@
 """What the definitions promise besides numbers: schemas, shapes, and one clear message for every misuse."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What both mixtures of experts add up: single MLPs weighted by the routing, and the shared expert."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from op_bodies import Inputs, assert_agrees, onnxruntime_outputs

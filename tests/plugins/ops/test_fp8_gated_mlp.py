@@ -1,7 +1,5 @@
 """FP8GatedMLP's ONNX function body, run by ONNX Runtime and the reference evaluator, against its Torch reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

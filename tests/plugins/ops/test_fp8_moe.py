@@ -1,7 +1,5 @@
 """FP8MoE: the body against the Torch reference. Routing: test_moe.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ NAMES = [formal.name for formal in MOE.inputs]
 
 @RUNNERS
 @pytest.mark.parametrize("scale", [0.0, 0.01])
-@pytest.mark.parametrize("activation", [Activation.SILU, *GATED_ONLY, Activation.RELU2])
+@pytest.mark.parametrize("activation", [GATED_ONLY[0], Activation.RELU2])
 @pytest.mark.parametrize(
     "attributes",
     [

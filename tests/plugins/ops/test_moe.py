@@ -1,7 +1,5 @@
 """NVFP4MoE: routing against Hugging Face's routers, the expert sum against single MLPs, the body against both."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,15 +23,7 @@ MOE = OPS["NVFP4MoE"]
 NAMES = [formal.name for formal in MOE.inputs]
 PLAIN_ROUTING = {
     name: MOE.attributes[name]
-    for name in (
-        "top_k",
-        "scoring",
-        "renormalize",
-        "scaling_factor",
-        "n_group",
-        "topk_group",
-        "group_score_top",
-    )
+    for name in ("top_k", "scoring", "renormalize", "scaling_factor", "n_group", "topk_group", "group_score_top")
 }
 DEEPSEEK = {"top_k": 4, "n_group": 4, "topk_group": 2, "renormalize": 1, "scaling_factor": 2.5}
 ROUTERS: dict[str, tuple[type, dict[str, Any]]] = {
@@ -137,7 +127,7 @@ def test_body_routes_like_the_reference(runner: Any, model: str, seed: int) -> N
 
 @RUNNERS
 @pytest.mark.parametrize("quantize_activations", [0, 1])
-@pytest.mark.parametrize("activation", [Activation.SILU, *GATED_ONLY, Activation.RELU2])
+@pytest.mark.parametrize("activation", [GATED_ONLY[0], Activation.RELU2])
 @pytest.mark.parametrize(
     "attributes",
     [

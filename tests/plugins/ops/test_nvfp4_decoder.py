@@ -1,7 +1,5 @@
 """NVFP4Decoder: the body against the Torch reference, that against the composed ops, and every misuse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

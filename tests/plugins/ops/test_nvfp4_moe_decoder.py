@@ -1,7 +1,5 @@
 """NVFP4MoEDecoder: the body against the Torch reference, that against NVFP4Decoder and NVFP4MoE, and every misuse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import decoder_bodies as dense

@@ -1,7 +1,5 @@
 """The ONNX function bodies, run by ONNX Runtime and the reference evaluator, against the Torch references."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -211,22 +209,21 @@ def test_nan_and_infinity_go_through_quantization(
 
 
 @RUNNERS
-@pytest.mark.parametrize("quantize_activations", [0, 1])
-@pytest.mark.parametrize("lead", [(0,), (2, 0), (0, 3)], ids=str)
+@pytest.mark.parametrize("lead", [(0,), (0, 3)], ids=str)
 @pytest.mark.parametrize("op", BY_ROWS)
-def test_no_tokens(op: str, lead: tuple[int, ...], quantize_activations: int, runner: Any, seed: int) -> None:
+def test_no_tokens(op: str, lead: tuple[int, ...], runner: Any, seed: int) -> None:
     """As an expert has them that nothing is routed to: the kernels return early, and the rest has nothing to say."""
     tensors = Inputs(seed, torch.float32).small(op)
     for i in range(activations_of(op)):
         tensors[i] = tensors[i].new_empty(*lead, tensors[i].shape[-1])
-    attributes = {"quantize_activations": quantize_activations} if "quantize_activations" in OPS[op].attributes else {}
+    attributes = {"quantize_activations": 1} if "quantize_activations" in OPS[op].attributes else {}
     expected = OPS[op].reference(*tensors, **attributes)
     shapes = OPS[op].output_shapes([tuple(tensor.shape) for tensor in tensors], **attributes)
     assert [tuple(y.shape) for y in (expected if isinstance(expected, tuple) else (expected,))] == shapes
     assert [tuple(y.shape) for y in runner(model_of(op, tensors, **attributes), tensors)] == shapes
 
 
-@pytest.mark.parametrize("opset", range(17, 25))
+@pytest.mark.parametrize("opset", [17, 18, 21, 24])  # in which operators of the bodies changed
 @pytest.mark.parametrize("op", BY_ROWS)
 def test_models_of_opset_17_to_24_carry_the_functions(op: str, opset: int, seed: int) -> None:
     tensors = Inputs(seed, torch.float32).small(op)
@@ -234,8 +231,7 @@ def test_models_of_opset_17_to_24_carry_the_functions(op: str, opset: int, seed:
     assert_agrees(op, tensors, onnxruntime_outputs, opset, **attributes)
 
 
-@pytest.mark.parametrize("quantize_activations", [0, 1])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "quantize_activations"), [(torch.float16, 0), (torch.bfloat16, 1)])
 @pytest.mark.parametrize("op", BY_ROWS)
 def test_tensorrt_rtx_takes_the_bodies(op: str, dtype: torch.dtype, quantize_activations: int, seed: int) -> None:
     """It parses every body, inlined, and builds all but the loops over layers and experts (see function_body)."""

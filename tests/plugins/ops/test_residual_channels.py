@@ -1,7 +1,5 @@
 """Residual channels: the ONNX bodies and the Torch references bit by bit, and what they are worth."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Block scales by least error: the ONNX bodies and the Torch reference bit by bit, and how much error they save."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Integer and floating-point arithmetic."""
 
-from __future__ import annotations
-
 import ctypes
 import ctypes.util
 from collections.abc import Callable
@@ -220,15 +218,6 @@ def _mul(e: Emitter, item: Instruction) -> None:
     e.assign(item.operands[0], product, type_name)
 
 
-@instruction("mul24")
-def _mul24(e: Emitter, item: Instruction) -> None:
-    if not item.has("lo"):
-        raise e.fail()
-    mask = e.name(np.full(32, 0xFFFFFF, np.uint32))
-    a, b = (e.value(o, "u32") for o in item.operands[1:])
-    e.assign(item.operands[0], f"(({a} & {mask}) * ({b} & {mask}))", "u32")
-
-
 @instruction("mad")
 def _mad(e: Emitter, item: Instruction) -> None:
     if item.type in _FLOAT_TYPES:
@@ -328,20 +317,13 @@ def _abs_bits(e: Emitter, item: Instruction, mask_operation: str) -> None:
     e.assign(item.operands[0], f"({source} {mask_operation} {e.name(np.full(32, mask, f'u{bits // 8}'))})", f"b{bits}")
 
 
-@instruction("abs")
-def _abs(e: Emitter, item: Instruction) -> None:
+@instruction("abs", "neg")
+def _abs_or_neg(e: Emitter, item: Instruction) -> None:
     if item.type in _FLOAT_TYPES:
-        _abs_bits(e, item, "&")
+        _abs_bits(e, item, "&" if item.name == "abs" else "^")
     else:
-        e.assign(item.operands[0], f"{e.name(np.abs)}({e.value(item.operands[1], item.type)})", item.type)
-
-
-@instruction("neg")
-def _neg(e: Emitter, item: Instruction) -> None:
-    if item.type in _FLOAT_TYPES:
-        _abs_bits(e, item, "^")
-    else:
-        e.assign(item.operands[0], f"(-{e.value(item.operands[1], item.type)})", item.type)
+        function = np.abs if item.name == "abs" else np.negative
+        e.assign(item.operands[0], f"{e.name(function)}({e.value(item.operands[1], item.type)})", item.type)
 
 
 @instruction("min", "max")
@@ -396,39 +378,16 @@ def _copysign(e: Emitter, item: Instruction) -> None:
     e.assign(item.operands[0], f"{e.name(np.copysign)}({magnitude}, {sign})", item.type)
 
 
-def _sad(a: Any, b: Any, c: Any) -> Any:
-    return c + np.where(a < b, b - a, a - b)
-
-
-@instruction("sad")
-def _sum_of_differences(e: Emitter, item: Instruction) -> None:
-    a, b, c = (e.value(o, item.type) for o in item.operands[1:])
-    e.assign(item.operands[0], f"{e.name(_sad)}({a}, {b}, {c})", item.type)
-
-
-def _dot(a: Any, b: Any, c: Any, signed_a: bool, signed_b: bool) -> Any:
-    left = a.view(np.int8 if signed_a else np.uint8).reshape(32, 4).astype(np.int64)
-    right = b.view(np.int8 if signed_b else np.uint8).reshape(32, 4).astype(np.int64)
+def _dot(a: Any, b: Any, c: Any, signed_a: bool, signed_b: bool, count: int, first: int) -> Any:
+    """c + the products of the `count` parts of a with bytes of b, from byte `first` on."""
+    left = a.view(f"{'i' if signed_a else 'u'}{4 // count}").reshape(32, count).astype(np.int64)
+    right = b.view(np.int8 if signed_b else np.uint8).reshape(32, 4)[:, first : first + count].astype(np.int64)
     return (c.astype(np.int64) + (left * right).sum(axis=1)).astype(np.uint32)
 
 
-@instruction("dp4a")
-def _dp4a(e: Emitter, item: Instruction) -> None:
+@instruction("dp4a", "dp2a")
+def _dot_product(e: Emitter, item: Instruction) -> None:
     a, b, c = (e.value(o, "u32") for o in item.operands[1:])
-    signed = (item.opcode[1] == "s32", item.opcode[2] == "s32")
-    e.assign(item.operands[0], f"{e.name(_dot)}({a}, {b}, {c}, {signed[0]}, {signed[1]})", "u32")
-
-
-def _dot_half(a: Any, b: Any, c: Any, signed_a: bool, signed_b: bool, first: int) -> Any:
-    left = a.view(np.int16 if signed_a else np.uint16).reshape(32, 2).astype(np.int64)
-    right = b.view(np.int8 if signed_b else np.uint8).reshape(32, 4)[:, first : first + 2].astype(np.int64)
-    return (c.astype(np.int64) + (left * right).sum(axis=1)).astype(np.uint32)
-
-
-@instruction("dp2a")
-def _dp2a(e: Emitter, item: Instruction) -> None:
-    a, b, c = (e.value(o, "u32") for o in item.operands[1:])
-    half, *types = item.opcode[1:]
-    signed = [name == "s32" for name in types]
-    first = {"lo": 0, "hi": 2}[half]
-    e.assign(item.operands[0], f"{e.name(_dot_half)}({a}, {b}, {c}, {signed[0]}, {signed[1]}, {first})", "u32")
+    signed_a, signed_b = (name == "s32" for name in item.opcode[-2:])
+    count, first = (4, 0) if item.name == "dp4a" else (2, {"lo": 0, "hi": 2}[item.opcode[1]])
+    e.assign(item.operands[0], f"{e.name(_dot)}({a}, {b}, {c}, {signed_a}, {signed_b}, {count}, {first})", "u32")

@@ -1,7 +1,5 @@
 """The `cp` family: bulk copies, tensor copies, their reductions and groups; st.async and red.async."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -126,9 +124,15 @@ def tensor_load(
         if offset % 128:
             raise MemoryFault(f"tensor copy to shared address {address:#x}, not aligned to 128 bytes")
 
-        def run(box: Any = box, start: Any = start, ctas: Any = ctas, offset: int = offset) -> None:
+        def load(box: Any = box, start: Any = start, offset: int = offset) -> Any:
             first, gathered = _four_rows(box, start)
-            rows, data = tensor_map.load(box, first, offset, GlobalPort(cta, "tensor copy", clock).read, gathered)
+            return tensor_map.load(box, first, offset, GlobalPort(cta, "tensor copy", clock).read, gathered)
+
+        early = load() if cta.launch.disorder.reads_at_once() else None
+
+        def run(box: Any = box, start: Any = start, ctas: Any = ctas, load: Any = load, early: Any = early) -> None:
+            gathered = _four_rows(box, start)[1]
+            rows, data = load() if early is None else early
             size = box.transaction_bytes if gathered is None else 4 * box.transaction_bytes // box.counts[1]
             for peer, arrival in ctas:
                 SharedPort(peer, "tensor copy", arrival.access(clock, issued)).write(rows, data)
@@ -181,12 +185,18 @@ def bulk_to_shared(
         _check_bulk(address, origin, count)
         ctas = destinations(warp, address, barrier, None if mask is None else int(mask[lane]), False)
 
-        def run(address: int = address, origin: int = origin, count: int = count, ctas: Any = ctas) -> None:
+        def load(origin: int = origin, count: int = count, ctas: Any = ctas) -> Bytes:
             if from_shared:
                 access = ctas[0][1].access(clock, issued)
-                data = SharedPort(cta, "bulk copy", access).read(np.array([origin & OFFSET_MASK]), count)
-            else:
-                data = GlobalPort(cta, "bulk copy", clock).read(np.array([origin], np.uint64), count)
+                return SharedPort(cta, "bulk copy", access).read(np.array([origin & OFFSET_MASK]), count)
+            return GlobalPort(cta, "bulk copy", clock).read(np.array([origin], np.uint64), count)
+
+        early = load() if not from_shared and cta.launch.disorder.reads_at_once() else None
+
+        def run(
+            address: int = address, count: int = count, ctas: Any = ctas, load: Any = load, early: Any = early
+        ) -> None:
+            data = load() if early is None else early
             for peer, arrival in ctas:
                 access = arrival.access(clock, issued)
                 SharedPort(peer, "bulk copy", access).write(np.array([address & OFFSET_MASK]), data)

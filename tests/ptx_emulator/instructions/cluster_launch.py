@@ -1,7 +1,5 @@
 """Cluster launch control: a running cluster takes over one that was not launched yet."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

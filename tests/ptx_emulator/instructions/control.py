@@ -1,7 +1,5 @@
 """Calls that are not inlined, traps, hints."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`cvt` among integers, floats and the narrow packed formats."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fences of proxies, of mbarriers and of tensor maps."""
 
-from __future__ import annotations
-
 from ..codegen import Emitter, instruction
 from ..ir import Instruction
 from ..machine import Warp

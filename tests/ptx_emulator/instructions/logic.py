@@ -1,7 +1,5 @@
 """Bits, comparisons, selection, moves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -22,13 +20,6 @@ def _bitwise(e: Emitter, item: Instruction) -> None:
 @instruction("not")
 def _not(e: Emitter, item: Instruction) -> None:
     e.assign(item.operands[0], f"(~{e.value(item.operands[1], item.type)})", item.type)
-
-
-@instruction("cnot")
-def _cnot(e: Emitter, item: Instruction) -> None:
-    zero = e.constant(Immediate(0), item.type)
-    a = e.value(item.operands[1], item.type)
-    e.assign(item.operands[0], f"({a} == {zero}).astype({a}.dtype)", item.type)
 
 
 @instruction("shl", "shr")
@@ -219,34 +210,6 @@ def _brev(e: Emitter, item: Instruction) -> None:
     e.assign(item.operands[0], f"{e.name(_reverse)}({e.value(item.operands[1], type_name)})", type_name)
 
 
-def _mask(start: Any, count: Any, wrap: bool) -> Any:
-    if wrap:
-        start, count = start & np.uint32(31), count & np.uint32(31)
-    ones = np.where(count >= 32, np.uint32(0xFFFFFFFF), (np.uint32(1) << np.minimum(count, 31)) - np.uint32(1))
-    return np.where(start >= 32, np.uint32(0), ones << np.minimum(start, np.uint32(31)))
-
-
-@instruction("bmsk")
-def _bmsk(e: Emitter, item: Instruction) -> None:
-    start, count = (e.value(o, "u32") for o in item.operands[1:])
-    e.assign(item.operands[0], f"{e.name(_mask)}({start}, {count}, {item.has('wrap')})", "u32")
-
-
-def _extend(value: Any, count: Any, signed: bool, wrap: bool) -> Any:
-    count = count & np.uint32(31) if wrap else np.minimum(count, np.uint32(32))
-    shift = np.uint32(32) - count
-    raised = value.view(np.uint32) << shift
-    result = raised.view(np.int32) >> shift.view(np.int32) if signed else (raised >> shift).view(np.int32)
-    return np.where(count == 0, np.int32(0), result).view(value.dtype)
-
-
-@instruction("szext")
-def _szext(e: Emitter, item: Instruction) -> None:
-    value, count = e.value(item.operands[1], item.type), e.value(item.operands[2], "u32")
-    expression = f"{e.name(_extend)}({value}, {count}, {item.type == 's32'}, {item.has('wrap')})"
-    e.assign(item.operands[0], expression, item.type)
-
-
 # -- comparison and selection ---------------------------------------------------------------------------------------
 
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -324,14 +287,6 @@ def _selp(e: Emitter, item: Instruction) -> None:
     a, b = (e.value(o, f"b{TYPE_BITS[item.type]}") for o in item.operands[1:3])
     condition = e.value(item.operands[3], "pred")
     e.assign(item.operands[0], f"{e.name(np.where)}({condition}, {a}, {b})", f"b{TYPE_BITS[item.type]}")
-
-
-@instruction("slct")
-def _slct(e: Emitter, item: Instruction) -> None:
-    kind, selector = f"b{TYPE_BITS[item.opcode[-2]]}", item.opcode[-1]
-    a, b = (e.value(o, kind) for o in item.operands[1:3])
-    condition = f"({e.value(item.operands[3], selector)} >= 0)"
-    e.assign(item.operands[0], f"{e.name(np.where)}({condition}, {a}, {b})", kind)
 
 
 def _test(values: Any, what: str) -> Any:

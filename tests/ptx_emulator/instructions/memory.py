@@ -1,7 +1,5 @@
 """Loads, stores, atomics, address conversion, non-bulk asynchronous copies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -426,32 +424,35 @@ def _getctarank(e: Emitter, item: Instruction) -> None:
 
 
 def copy_async(warp: Warp, target: Any, source: Any, active: Any, size: int, source_size: Any) -> None:
-    """Pending until the group is waited for; reads and writes as late as that."""
+    """Pending until the group is waited for; it writes as late as that, and reads then or at once."""
     if active is not None:
         target, source = target[active], source[active]
         source_size = source_size[active] if source_size is not None else None
+    misaligned = (target | source.astype(target.dtype)) & target.dtype.type(size - 1)
+    if misaligned.any():
+        raise MemoryFault(f"misaligned cp.async of {size} bytes")
+    lengths = np.full(len(target), size) if source_size is None else np.minimum(source_size, size)
+    clock, launch = warp.clock.copy(), warp.cta.launch
 
-    clock = warp.clock.copy()
-
-    def run() -> None:
+    def read() -> Any:
         data = np.zeros((len(target), size), np.uint8)
-        lengths = np.full(len(target), size) if source_size is None else np.minimum(source_size, size)
-        launch = warp.cta.launch
         if launch.overlaps:
             launch.overlap.access_by(bool(clock[-1]))
         for lane in range(len(target)):
-            length = int(lengths[lane])
-            if length:
+            if length := int(lengths[lane]):
                 data[lane, :length] = launch.device.memory.read(int(source[lane]), length)
+        return data
+
+    early = read() if launch.disorder.reads_at_once() else None
+
+    def run() -> None:
+        data = read() if early is None else early
         width = min(size, 8)
         values = data.view(f"u{width}")
         count = size // width
         shared_store(warp, target, values if count > 1 else values[:, 0], width, count, clock=clock)
 
-    misaligned = (target | source.astype(target.dtype)) & target.dtype.type(size - 1)
-    if misaligned.any():
-        raise MemoryFault(f"misaligned cp.async of {size} bytes")
-    counters = warp.cta.launch.counters
+    counters = launch.counters
     counters.bytes_read["global (cp.async)"] += len(target) * size
     counters.bytes_written["shared (cp.async)"] += len(target) * size
     warp.copies.append(run)

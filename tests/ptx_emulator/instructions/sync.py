@@ -1,7 +1,5 @@
 """Barriers, mbarriers, fences."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

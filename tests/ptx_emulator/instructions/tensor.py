@@ -1,7 +1,5 @@
 """Tensor-core instructions: mma.sync, ldmatrix and stmatrix, tcgen05."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -1,8 +1,6 @@
 """Instructions that edit tensor maps in memory, and the fences that make an edited one visible to copies (PTX ISA,
 "fence.proxy.tensormap": a release by who edits it, an acquire by who copies by it)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Warp collectives: shuffles, votes, elections, matches, reductions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

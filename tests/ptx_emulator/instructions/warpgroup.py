@@ -4,8 +4,6 @@ Accumulators change at once, because nvcc may copy their registers before the gr
 checks that the operands are still the same then.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -20,14 +18,7 @@ from .async_copy import SharedPort
 
 
 def multiply(
-    warp: Warp,
-    active: Any,
-    variant: wgmma.Wgmma,
-    old: Any,
-    a: Any,
-    b: Any,
-    accumulate: Any,
-    flags: Any,
+    warp: Warp, active: Any, variant: wgmma.Wgmma, old: Any, a: Any, b: Any, accumulate: Any, flags: Any
 ) -> Any:
     """One warp's quarter of a wgmma; reads its operands again as late as wgmma.wait_group."""
     lane = int(np.argmax(active))

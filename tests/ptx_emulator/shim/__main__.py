@@ -1,7 +1,5 @@
 """Run a CUDA program's `main`, its kernels in the emulator: python -m ptx_emulator.shim b200 program.cu -- --m=256"""
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import sys

@@ -16,7 +16,7 @@ struct ShimLaunch {
 };
 
 struct ShimFunctionInfo {
-    int32_t max_threads, shared_bytes, local_bytes, param_bytes;
+    int32_t max_threads, shared_bytes, local_bytes, param_bytes, ptx_version;
 };
 
 struct ShimCallbacks {

@@ -291,7 +291,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
     attributes->localSizeBytes = info.local_bytes;
     attributes->maxDynamicSharedSizeBytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - info.shared_bytes;
     attributes->numRegs = 32;  // unknown before ptxas
-    attributes->ptxVersion = attributes->binaryVersion =
+    attributes->ptxVersion = info.ptx_version;
+    attributes->binaryVersion =
         attribute(cudaDevAttrComputeCapabilityMajor) * 10 + attribute(cudaDevAttrComputeCapabilityMinor);
     return cudaSuccess;
 }

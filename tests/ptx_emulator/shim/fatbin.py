@@ -1,9 +1,9 @@
 """PTX text out of the fat binary that nvcc's host code registers."""
 
-from __future__ import annotations
-
 import ctypes
+import hashlib
 import struct
+from collections.abc import Callable, Mapping
 
 from ptx_emulator.errors import EmulatorError
 
@@ -15,14 +15,21 @@ _ARCH_OFFSET, _FLAGS_OFFSET = 28, 40
 _COMPRESSED = 0x2000 | 0x8000
 
 
-def ptx_of(image: int, capability: tuple[int, int]) -> str:
-    """The PTX for a compute capability in the fat binary at an address of this process.
+def digest_of(image: bytes) -> str:
+    return hashlib.sha256(image).hexdigest()
+
+
+def ptx_of(image: int, capability: tuple[int, int], kept: Mapping[str, Callable[[], str]]) -> str:
+    """The PTX for a compute capability in the fat binary at an address of this process, or what was `kept` of it, by
+    the digest of the binary.
 
     Raises EmulatorError where there is none, or where it is compressed.
     """
     magic, _, header_size, size = _HEADER.unpack(ctypes.string_at(image, _HEADER.size))
     if magic != _MAGIC:
         raise EmulatorError(f"the registered image starts with {magic:#x}: no fat binary")
+    if ptx := kept.get(digest_of(ctypes.string_at(image, header_size + size))):
+        return ptx()
     data = ctypes.string_at(image + header_size, size)
     wanted = 10 * capability[0] + capability[1]
     found = []

@@ -7,7 +7,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,7 @@ class _FunctionInfo(ctypes.Structure):
         ("shared_bytes", ctypes.c_int32),
         ("local_bytes", ctypes.c_int32),
         ("param_bytes", ctypes.c_int32),
+        ("ptx_version", ctypes.c_int32),
     )
 
 
@@ -120,8 +121,15 @@ class Gpu:
         self.tensor_maps: list[TensorMap] = []
         self.error: Exception | None = None
         self.on_error = on_error
+        #: PTX of fat binaries that hold only machine code, by their digest (see `fatbin`).
+        self.kept_ptx: dict[str, Callable[[], str]] = {}
         self._modules: dict[int, LoadedModule] = {}
+        self._by_text: dict[str, LoadedModule] = {}
         self._table = _Callbacks(*(signature(self._guarded(name)) for name, signature in _SIGNATURES.items()))
+
+    def resize(self, **sizes: int) -> None:
+        """Give the target other sizes, such as sm_count."""
+        self.target = replace(self.target, **sizes)
 
     def use(self) -> None:
         """Make this the GPU of the process."""
@@ -164,15 +172,18 @@ class Gpu:
         return call
 
     def module(self, image: int) -> LoadedModule:
-        """The module of a registered fat binary, loaded on first use."""
+        """The module of a registered fat binary, loaded on first use; libraries that link the same object share it."""
         if image not in self._modules:
-            self._modules[image] = self.device.load(ptx_of(image, self.target.ptx_capability))
+            ptx = ptx_of(image, self.target.ptx_capability, self.kept_ptx)
+            if ptx not in self._by_text:
+                self._by_text[ptx] = self.device.load(ptx)
+            self._modules[image] = self._by_text[ptx]
         return self._modules[image]
 
     @property
     def modules(self) -> list[LoadedModule]:
         """Those whose kernels were launched or asked about."""
-        return list(self._modules.values())
+        return list(self._by_text.values())
 
     # -- callbacks -------------------------------------------------------------------------------------------------
 
@@ -206,7 +217,10 @@ class Gpu:
     def _function_info(self, image: int, name: bytes, info: Any) -> int:
         program, _ = self.module(image).program(name.decode())
         limit = program.directives.get("maxntid") or program.directives.get("reqntid") or (1024,)
-        info[0] = _FunctionInfo(min(int(np.prod(limit)), 1024), program.static_shared, 0, program.param_bytes)
+        major, minor = self.target.ptx_capability
+        info[0] = _FunctionInfo(
+            min(int(np.prod(limit)), 1024), program.static_shared, 0, program.param_bytes, 10 * major + minor
+        )
         return _SUCCESS
 
     def _allow_shared(self, image: int, name: bytes, size: int) -> int:

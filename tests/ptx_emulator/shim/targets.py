@@ -1,7 +1,5 @@
 """The GPUs that the runtime shim can pretend to be: what host code asks about before it launches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 KIB, MIB = 1024, 1024 * 1024

@@ -1,7 +1,5 @@
 """nvcc and the host compiler: compiling CUDA sources to cached host libraries that carry their PTX."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

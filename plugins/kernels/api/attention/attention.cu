@@ -52,7 +52,8 @@ struct AttentionWorkspace {
         int64_t const tokens = std::min(args.tokens, kMostDecodeTokens);
         if (tokens > 0 && args.tactic != TRT_NVFP4_TACTIC_ATTENTION_PREFILL) {
             partials.slots = static_cast<int>(decode_slots(args, tokens, blocks));
-            int64_t const places = row_blocks(args, tokens) * (args.batch + blocks / row_blocks(args, tokens)) * kRows;
+            // At least the slots of all row blocks; never fewer for more tokens.
+            int64_t const places = (row_blocks(args, tokens) * args.batch + blocks) * kRows;
             partials.values = workspace.take<float>(places * args.head_dim);
             partials.softmaxes = workspace.take<float2>(places);
         }
@@ -109,6 +110,9 @@ TrtNvfp4Status copy_cache(TrtNvfp4AttentionArgs const& args, void const* past, v
 
 TrtNvfp4Status validate(TrtNvfp4AttentionArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require(args != nullptr, "CachedAttention: no arguments"));
+    TRT_NVFP4_RETURN_IF_ERROR(require_linked("CachedAttention",
+                                             !serves_tensor_cores(*args) || attention::decode_blocks_per_sm != nullptr,
+                                             "tensor_core_attention"));
     TRT_NVFP4_RETURN_IF_ERROR(require_rows("CachedAttention", args->batch));
     TRT_NVFP4_RETURN_IF_ERROR(require_rows("CachedAttention", args->tokens));
     TRT_NVFP4_RETURN_IF_ERROR(require_positive("CachedAttention: heads", args->heads));

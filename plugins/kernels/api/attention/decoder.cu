@@ -7,11 +7,19 @@
 #include "generic/generic_rmsnorm.cuh"
 #include "generic/generic_router.cuh"
 
+// A library has the MLPs or the mixtures that its decoders need.
+extern "C" {
+TRT_NVFP4_OPTIONAL decltype(trtNvfp4MlpWorkspace) trtNvfp4MlpWorkspace;
+TRT_NVFP4_OPTIONAL decltype(trtNvfp4Mlp) trtNvfp4Mlp;
+TRT_NVFP4_OPTIONAL decltype(trtNvfp4MoeWorkspace) trtNvfp4MoeWorkspace;
+TRT_NVFP4_OPTIONAL decltype(trtNvfp4Moe) trtNvfp4Moe;
+}
+
 namespace trt_nvfp4 {
 namespace {
 
-// Of one token the launch for all layers takes three quarters of its parts' time; of 8 it is mostly slower, mixtures
-// twice (benchmarks/NOTES.md).
+// One token takes three quarters of the parts' time in the launch for all layers; 8 tokens are mostly slower there,
+// mixtures twice (benchmarks/notes).
 bool prefers_layers(TrtNvfp4DecoderArgs const& args) { return args.batch * args.tokens == 1 && decoder::serves(args); }
 
 bool takes_layers(TrtNvfp4DecoderArgs const& args) {
@@ -205,6 +213,9 @@ class Parts {
 
 TrtNvfp4Status validate(TrtNvfp4DecoderArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require(args != nullptr, "NVFP4Decoder: no arguments"));
+    TRT_NVFP4_RETURN_IF_ERROR(require_linked("NVFP4Decoder", decoder::is_linked(*args), "decoder of these types"));
+    TRT_NVFP4_RETURN_IF_ERROR(require_linked(
+        "NVFP4Decoder", args->experts > 0 ? trtNvfp4Moe != nullptr : trtNvfp4Mlp != nullptr, "mlp or moe"));
     TRT_NVFP4_RETURN_IF_ERROR(require_positive("NVFP4Decoder: layers", args->layers));
     TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4Decoder: the hidden size", args->hidden));
     TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4Decoder: the intermediate size", args->intermediate));

@@ -18,7 +18,7 @@ constexpr int kFewestStages = 3;
 
 int64_t tokens_of(TrtNvfp4DecoderArgs const& args) { return args.batch * args.tokens; }
 int64_t qkv_rows(TrtNvfp4DecoderArgs const& args) { return (args.heads + 2 * args.kv_heads) * args.head_dim; }
-// Of the MLP, or of all chosen experts.
+// Hidden values of the MLP, or of all chosen experts.
 int64_t hidden_values(TrtNvfp4DecoderArgs const& args) {
     return args.intermediate * (args.experts > 0 ? args.top_k : 1);
 }
@@ -53,7 +53,7 @@ size_t lay_out(DecoderArgs<T>& args, TrtNvfp4DecoderArgs const& call, void* base
     args.middle = workspace.take<uint32_t>(m * call.hidden);
     args.hidden = workspace.take<uint32_t>(m * hidden_values(call));
     args.experts.logits = workspace.take<w4a16::Partial>(m * call.experts);
-    int64_t const places = int64_t{1} * Pairs(call).count * args.slots * args.job_rows;
+    int64_t const places = int64_t{1} * Pairs(call).count * args.slots * args.item_rows;
     args.sums = workspace.take<w4a16::Partial>(places * call.head_dim);
     args.softmaxes = workspace.take<w4a16::Partial>(places * 2);
     w4a16::take_partials(args, workspace);
@@ -66,9 +66,9 @@ bool divide(DecoderKernel<T> const& kernel, int fixed, w4a16::Device const& devi
     int const stage = w4a16::kWarps * w4a16::kStageBytes;
     int const room = device.shared_bytes - fixed;
     w4a16::Footprint const bytes{stage, kernel.chunk_bytes, fixed};
-    int const most_chunks = w4a16::panel_capacity(bytes, device);
+    int const most_chunks = w4a16::staged_tile_capacity(bytes, device);
     if (most_chunks == 0) return false;
-    // Weights on their way come first, then keys and values.
+    // Weights in flight come first, then keys and values.
     for (int stages = kFewestStages; stages >= 1; --stages) {
         for (int warps = w4a16::kWarps; warps >= kernel.attention_parts; warps /= 2) {
             int const attention = kernel.attention_bytes(args.attention.tokens, warps);
@@ -76,7 +76,7 @@ bool divide(DecoderKernel<T> const& kernel, int fixed, w4a16::Device const& devi
             if (shared + stages * stage > room) continue;
             args.attention_warps = warps;
             int const chunks = std::max(attention / kernel.chunk_bytes, most_chunks);
-            args.shared.panel_chunks = std::min(chunks, (room - stages * stage) / kernel.chunk_bytes);
+            args.shared.staged_tile_chunks = std::min(chunks, (room - stages * stage) / kernel.chunk_bytes);
             return true;
         }
     }
@@ -136,16 +136,16 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
         constexpr float kSplitCost = 2.0f;  // as of sm80_w4a16_mlp.cuh
         w4a16::Shape const shape{p.tiles(), p.chunks()};
         bool const in_turns = call.experts > 0 && which >= kUp;
-        w4a16::set_split(p, w4a16::choose_split(shape, in_turns ? 1 : args.m, args.shared.panel_chunks, kSplitCost,
-                                                kernel.whole && !in_turns, device));
+        w4a16::set_split(p, w4a16::choose_split(shape, in_turns ? 1 : args.m, args.shared.staged_tile_chunks,
+                                                kSplitCost, kernel.whole && !in_turns, device));
         needed = std::max(needed, ceil_div(p.chunks(), p.split.splits));
         args.blocks = std::min(args.blocks, p.tasks);
     }
     if (call.experts > 0) set_experts(args, call);
     int const stage = w4a16::kWarps * w4a16::kStageBytes;
-    args.shared.panel_chunks = ceil_div(needed, ceil_div(needed, args.shared.panel_chunks));
+    args.shared.staged_tile_chunks = ceil_div(needed, ceil_div(needed, args.shared.staged_tile_chunks));
     int const beside = std::max(kernel.attention_bytes(args.attention.tokens, args.attention_warps),
-                                args.shared.panel_chunks * kernel.chunk_bytes);
+                                args.shared.staged_tile_chunks * kernel.chunk_bytes);
     args.shared.stages = std::min(w4a16::kMaxStages, (device.shared_bytes - fixed - beside) / stage);
     args.shared.bytes = args.shared.stages * stage + beside;
 
@@ -165,13 +165,13 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
     args.limit = call.limit;
     args.x = static_cast<T const*>(call.x);
     args.y = static_cast<T*>(call.y);
-    args.in_flight = choose_in_flight(w4a16::kFillers * w4a16::kStageBytes, device.sm_count, device.bandwidth);
+    args.in_flight = choose_in_flight(w4a16::kProducers * w4a16::kStageBytes, device.sm_count, device.bandwidth);
     args.one = 1;
     int64_t const elements = call.batch * call.kv_heads * call.capacity * call.head_dim;
     args.cache_bytes = elements * (kFp8 ? 1 : 2);
     Pairs const pairs(call);
     args.slots = std::max(args.attention.batch, device.sm_count / pairs.count);
-    args.job_rows = pairs.rows;
+    args.item_rows = pairs.rows;
     args.by_group = Divisor(args.attention.group);
     args.by_heads = Divisor(args.attention.heads);
     args.by_sequence = Divisor(args.attention.tokens);
@@ -179,7 +179,7 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
 
     size_t const used = lay_out(args, call, workspace);
     TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaMemsetAsync(workspace, w4a16::kAbsentByte, used, stream), "cudaMemsetAsync"));
+        check_cuda(cudaMemsetAsync(workspace, w4a16::kSentinelByte, used, stream), "cudaMemsetAsync"));
     TRT_NVFP4_RETURN_IF_ERROR(
         allow_shared_memory(kernel.function, static_cast<size_t>(device.shared_bytes - fixed), "sm80_decoder"));
     cudaLaunchAttribute attribute = cooperative_attribute();
@@ -194,6 +194,19 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
 }
 
 }  // namespace
+
+bool is_linked(TrtNvfp4DecoderArgs const& args) {
+    bool const fp8 = args.fp8_cache != 0;
+    switch (args.dtype) {
+        case TRT_NVFP4_FLOAT16:
+            return fp8 ? find_kernel<__half, true> != nullptr : find_kernel<__half, false> != nullptr;
+        case TRT_NVFP4_BFLOAT16:
+            return fp8 ? find_kernel<__nv_bfloat16, true> != nullptr : find_kernel<__nv_bfloat16, false> != nullptr;
+        case TRT_NVFP4_FLOAT32:
+            break;
+    }
+    return true;
+}
 
 bool serves(TrtNvfp4DecoderArgs const& args) {
     int64_t const m = tokens_of(args);
@@ -216,7 +229,7 @@ bool serves(TrtNvfp4DecoderArgs const& args) {
 
 size_t workspace_bytes(TrtNvfp4DecoderArgs const& given) {
     TrtNvfp4DecoderArgs args = given;
-    // Of no more tokens than the kernel takes.
+    // No more tokens than the kernel takes.
     args.batch = std::min<int64_t>(args.batch, kMostTokens);
     args.tokens = std::min<int64_t>(args.tokens, kMostTokens);
     int64_t const m = std::min<int64_t>(tokens_of(args), kMostTokens);

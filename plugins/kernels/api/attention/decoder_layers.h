@@ -7,10 +7,13 @@
 
 namespace trt_nvfp4::decoder {
 
-// Whether the launch serves a call of so many tokens; on the current GPU, or where there is none on some.
+// Whether the library has its kernel of the call's types; float32 has none.
+bool is_linked(TrtNvfp4DecoderArgs const& args);
+
+// True if the launch serves a call of so many tokens on the current GPU; without a GPU, on any.
 bool serves(TrtNvfp4DecoderArgs const& args);
 
-// Of every call that serves() and has no more tokens and sequences than `args`.
+// Enough for every call that serves() accepts with no more tokens and sequences than `args`.
 size_t workspace_bytes(TrtNvfp4DecoderArgs const& args);
 
 // Caches are at args.present.

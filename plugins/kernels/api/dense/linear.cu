@@ -14,7 +14,8 @@ struct LinearWorkspace {
     float* partials = nullptr;
     size_t size;
 
-    LinearWorkspace(TrtNvfp4LinearArgs const& args, void* base) : size(w4a16::workspace_bytes(args)) {
+    LinearWorkspace(TrtNvfp4LinearArgs const& args, void* base)
+        : size(w4a16::serves(args) ? w4a16::workspace_bytes(args) : 0) {
         if (args.tactic != TRT_NVFP4_TACTIC_GENERIC && w4a16::serves(args)) return;
         Workspace workspace(base);
         if (args.quantize_activations) quantized = take_nvfp4_matrix(workspace, args.m, args.k, args);
@@ -66,6 +67,10 @@ TrtNvfp4Status w4a4_linear(TrtNvfp4LinearArgs const& args, TrtNvfp4Tactic tactic
 
 TrtNvfp4Status validate(TrtNvfp4LinearArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require(args != nullptr, "NVFP4Linear: no arguments"));
+    if (w4a16::is_arithmetic_of(*args)) {
+        TRT_NVFP4_RETURN_IF_ERROR(require_linked("NVFP4Linear", w4a16::is_linked(*args), "w4a16"));
+    }
+    if (w4a4_fits(*args)) TRT_NVFP4_RETURN_IF_ERROR(require_linked("NVFP4Linear", w4a4_is_linked(), "w4a4"));
     TRT_NVFP4_RETURN_IF_ERROR(require_rows("NVFP4Linear", args->m));
     TRT_NVFP4_RETURN_IF_ERROR(require_positive("NVFP4Linear: N", args->n));
     TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4Linear: K", args->k));

@@ -17,7 +17,8 @@ struct MlpWorkspace {
     float* partials = nullptr;  // of the down GEMM
     size_t size;
 
-    MlpWorkspace(TrtNvfp4MlpArgs const& args, void* base) : size(w4a16::workspace_bytes(args)) {
+    MlpWorkspace(TrtNvfp4MlpArgs const& args, void* base)
+        : size(w4a16::serves(args) ? w4a16::workspace_bytes(args) : 0) {
         if (args.tactic != TRT_NVFP4_TACTIC_GENERIC && w4a16::serves(args)) return;
         Workspace workspace(base);
         int64_t const element = element_size(args.dtype);
@@ -167,6 +168,14 @@ TrtNvfp4Status run_layers(TrtNvfp4MlpArgs const& args, TrtNvfp4Tactic tactic, Ml
 
 TrtNvfp4Status validate(TrtNvfp4MlpArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require(args != nullptr, "NVFP4 MLP: no arguments"));
+    if (w4a16::is_arithmetic_of(*args)) {
+        TRT_NVFP4_RETURN_IF_ERROR(require_linked("NVFP4 MLP", w4a16::is_linked(*args), "w4a16"));
+    }
+    if (w4a4_fits(*args)) {
+        TRT_NVFP4_RETURN_IF_ERROR(require_linked("NVFP4 MLP", w4a4_is_linked(), "w4a4"));
+        bool const has_gates = args->gated == 0 || w4a4_gated_is_linked();
+        TRT_NVFP4_RETURN_IF_ERROR(require_linked("NVFP4 MLP", has_gates, "w4a4_gated"));
+    }
     TRT_NVFP4_RETURN_IF_ERROR(require_rows("NVFP4 MLP", args->m));
     TRT_NVFP4_RETURN_IF_ERROR(require_positive("NVFP4 MLP: the number of layers", args->layers));
     TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4 MLP: the input size", args->hidden_in));

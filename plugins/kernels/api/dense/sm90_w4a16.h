@@ -7,7 +7,7 @@
 namespace trt_nvfp4::sm90 {
 
 #ifdef TRT_NVFP4_SM90
-// Of calls that tactic W4A16 serves: whether they take it, on the current GPU, from mma.sync.
+// True if SM90's kernels, not mma.sync's, take a call of tactic W4A16 on the current GPU.
 bool takes(TrtNvfp4LinearArgs const& args);
 bool takes(TrtNvfp4MlpArgs const& args);
 bool takes(TrtNvfp4MoeArgs const& args);

@@ -13,14 +13,6 @@
 namespace trt_nvfp4::w4a16 {
 namespace {
 
-template <typename Args>
-bool serves_tokens(Args const& args) {
-    return args.dtype != TRT_NVFP4_FLOAT32 && !args.quantize_activations && args.m >= 1;
-}
-
-// Copies are 16 bytes: 32 codes of a row.
-bool serves_k(int64_t k) { return k % 32 == 0; }
-
 // What a launch lays out in its workspace; everything in it is erased before.
 template <typename T, int kProjections>
 size_t lay_out(MlpArgs<T, kProjections>& args, void* base) {
@@ -63,7 +55,7 @@ TrtNvfp4Status launch_phases(PhasesKernel<Args> const& kernel, Args args, void* 
     cudaFuncAttributes attributes{};
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaFuncGetAttributes(&attributes, kernel.function), "cudaFuncGetAttributes"));
     Footprint const bytes{kWarps * kStageBytes, kernel.chunk_bytes, static_cast<int>(attributes.sharedSizeBytes)};
-    int const capacity = panel_capacity(bytes, device);
+    int const capacity = staged_tile_capacity(bytes, device);
     if (capacity == 0) {
         return record_error(TRT_NVFP4_UNSUPPORTED, "W4A16: " + std::to_string(args.m) + " tokens need " +
                                                        std::to_string(bytes.fixed + bytes.stage + bytes.chunk) +
@@ -79,7 +71,7 @@ TrtNvfp4Status launch_phases(PhasesKernel<Args> const& kernel, Args args, void* 
     bool split = false;
     for (Projection& p : args.program.projections) {
         // Layers take turns with one buffer of partial sums. A layer's are read before the next one's are written,
-        // because every tile has a row that the next layer waits for; a tile of padding alone would have none.
+        // because every tile has a row that the next layer waits for; a tile of only padding would not.
         assert(args.layers == 1 || p.rows % kTileRows == 0);
         set_split(p, choose_split({p.tiles(), p.chunks()}, args.m, capacity, split_cost, kernel.whole, device));
         needed = std::max(needed, ceil_div(p.chunks(), p.split.splits));
@@ -90,13 +82,14 @@ TrtNvfp4Status launch_phases(PhasesKernel<Args> const& kernel, Args args, void* 
     args.shared = divide_shared_memory(needed, capacity, bytes, device);
     Projection const& first = args.program.projections[0];
     int64_t const block_bytes = static_cast<int64_t>(first.tiles()) * first.chunks() * kStageBytes / device.sm_count;
-    int const stages = choose_in_flight(kFillers * kStageBytes, device.sm_count, device.bandwidth);
+    int const stages = choose_in_flight(kProducers * kStageBytes, device.sm_count, device.bandwidth);
     args.in_flight = kProjections > 1 ? stages : keeps_few_in_flight(block_bytes) ? kFewInFlight : kManyInFlight;
     args.by_tokens = Divisor(args.m);
     args.one = 1;
     size_t const used = lay_out(args, workspace);
     if (used > 0) {
-        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaMemsetAsync(workspace, kAbsentByte, used, stream), "cudaMemsetAsync"));
+        TRT_NVFP4_RETURN_IF_ERROR(
+            check_cuda(cudaMemsetAsync(workspace, kSentinelByte, used, stream), "cudaMemsetAsync"));
     }
     TRT_NVFP4_RETURN_IF_ERROR(allow_shared_memory(kernel.function, device.shared_bytes - bytes.fixed, kernel.name));
 
@@ -112,7 +105,7 @@ TrtNvfp4Status launch_phases(PhasesKernel<Args> const& kernel, Args args, void* 
     if (awaits_other_blocks && device.cooperative) {
         attribute = cooperative_attribute();
         config.numAttrs = 1;
-    } else if (device.dependent_launch) {
+    } else if (can_start_early(attributes)) {
         attribute = programmatic_attribute();
         config.numAttrs = 1;
     }
@@ -227,12 +220,6 @@ bool serves_sm90(TrtNvfp4LinearArgs const& args) { return sm90::serves(block_of(
 
 bool serves_sm90(TrtNvfp4MlpArgs const& args) {
     return sm90::serves(block_of(args, 0, kMaxTokens, args.hidden_in, args.hidden_out));
-}
-
-bool serves(TrtNvfp4LinearArgs const& args) { return serves_tokens(args) && serves_k(args.k); }
-
-bool serves(TrtNvfp4MlpArgs const& args) {
-    return serves_tokens(args) && serves_k(args.hidden_in) && serves_k(args.intermediate);
 }
 
 size_t workspace_bytes(TrtNvfp4LinearArgs const& args) {

@@ -34,12 +34,12 @@ struct Kernel {
         args.m = static_cast<int>(linear.m);
         args.activation = linear.activation;
         args.shape = shape(linear, device);
-        args.in_flight = choose_in_flight(kFillers * kStageBytes, device.sm_count, device.bandwidth, kSmallSeconds);
+        args.in_flight = choose_in_flight(kProducers * kStageBytes, device.sm_count, device.bandwidth, kSmallSeconds);
         args.one = 1;
         TRT_NVFP4_RETURN_IF_ERROR(allow_shared_memory(kernel, device.shared_bytes - kSmallFixedBytes, kName));
         return launch_allowed(kernel, static_cast<unsigned>(tiles(linear)), kCluster, kBlockThreads,
-                              static_cast<size_t>(small_bytes(args.shape, footprint(linear)) + kSentBytes),
-                              device.dependent_launch, stream, kName, args);
+                              static_cast<size_t>(small_bytes(args.shape, footprint(linear)) + kSentBytes), true,
+                              stream, kName, args);
     }
 
  private:
@@ -76,7 +76,7 @@ auto with_kernel(TrtNvfp4LinearArgs const& linear, Device const& device, F&& f) 
     return with_products<__nv_bfloat16>(linear, device, f);
 }
 
-// What the choices above ask for; false where there is no GPU, which is no error here.
+// The device's limits that the choices above need; false without a GPU, which is not an error here.
 bool find_room(Device& device) {
     int ordinal = 0;
     auto const read = [&](int& value, cudaDeviceAttr attribute) {

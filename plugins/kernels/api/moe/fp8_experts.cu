@@ -12,8 +12,8 @@ namespace {
 struct Experts {
     TrtNvfp4Fp8Weight up, down;
     int64_t count, intermediate, rows;  // rows: with what pads the tiles
-    ExpertJob const* jobs;
-    int const* job_count;
+    WorkItem const* items;
+    int const* item_count;
     uint8_t* input = nullptr;         // E4M3 [rows, hidden size]
     uint8_t* hidden = nullptr;        // E4M3 [rows, intermediate]
     float* sums = nullptr;            // [pairs or tokens, hidden size]
@@ -23,7 +23,7 @@ struct Experts {
 struct Layout {
     int tile_rows;
     MoePlan plan;
-    int64_t jobs;
+    int64_t items;
     Experts routed{}, shared{};
     uint32_t* input_amax;   // [1], of the routed experts
     uint32_t* shared_amax;  // of launch_fp8_quantize, as is
@@ -36,8 +36,8 @@ struct Layout {
         int64_t const pairs = moe.m * moe.top_k;
         tile_rows = expert_rows(pairs, moe.experts);
         plan = take_plan(workspace, moe.m, moe.top_k, moe.experts);
-        jobs = most_jobs(pairs, moe.experts, tile_rows);
-        routed = {args.up, args.down, moe.experts, moe.intermediate, jobs * tile_rows, plan.jobs, plan.job_count};
+        items = most_items(pairs, moe.experts, tile_rows);
+        routed = {args.up, args.down, moe.experts, moe.intermediate, items * tile_rows, plan.items, plan.item_count};
         take(workspace, moe.hidden, pairs, routed);
         input_amax = workspace.take<uint32_t>(1);
         if (moe.shared) {
@@ -71,8 +71,8 @@ Fp8ExpertsGemm gemm_of(TrtNvfp4MoeArgs const& moe, Experts const& experts, TrtNv
     gemm.bias = weight.bias;
     gemm.splits = 1;
     gemm.experts = experts.count;
-    gemm.jobs = experts.jobs;
-    gemm.job_count = experts.job_count;
+    gemm.items = experts.items;
+    gemm.item_count = experts.item_count;
     return gemm;
 }
 
@@ -118,9 +118,9 @@ TrtNvfp4Status run(TrtNvfp4Fp8MoeArgs const& args, void* workspace, cudaStream_t
     TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route_args(moe, plan, 0, moe.m, layout.tile_rows), stream));
     PairInput<T> const input{x, moe.hidden, moe.top_k, scale_input ? plan.weights : nullptr};
     Fp8Scale const input_scale{moe.input_tensor_scale, layout.input_amax};
-    TRT_NVFP4_RETURN_IF_ERROR(
-        launch_quantize_pairs(input, moe.m, layout.jobs, plan, moe.input_tensor_scale, static_scales, layout.input_amax,
-                              Fp8PairRows{layout.tile_rows, input_scale, layout.routed.input}, stream));
+    TRT_NVFP4_RETURN_IF_ERROR(launch_quantize_pairs(
+        input, moe.m, layout.items, plan, moe.input_tensor_scale, static_scales, layout.input_amax,
+        Fp8PairRows{layout.tile_rows, input_scale, layout.routed.input}, stream));
     TRT_NVFP4_RETURN_IF_ERROR(run_experts(moe, layout.routed, input_scale, launch, stream));
     if (moe.shared) {
         Fp8Quantization const quantization{

@@ -95,9 +95,9 @@ TrtNvfp4Status generic_moe(TrtNvfp4MoeArgs const& moe, Fp8MoeWorkspace const& wo
     TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route_args(moe, plan, 0, moe.m, kGemmTile), stream));
     T* const rows = static_cast<T*>(workspace.gathered);
     TRT_NVFP4_RETURN_IF_ERROR(launch_moe_gather(x, moe.hidden, moe.top_k, scale_input, pairs, plan, rows, stream));
-    int64_t const jobs = most_jobs(pairs, moe.experts, kGemmTile);
+    int64_t const items = most_items(pairs, moe.experts, kGemmTile);
     auto const grouped = [&](auto const& a, auto const& gemm) {
-        return launch_expert_gemm(a, gemm, jobs, plan, stream);
+        return launch_expert_gemm(a, gemm, items, plan, stream);
     };
     TRT_NVFP4_RETURN_IF_ERROR(
         run_experts(moe, workspace.routed, static_cast<T const*>(rows), workspace.block_amax, grouped, stream));

@@ -9,7 +9,7 @@
 namespace trt_nvfp4 {
 namespace {
 
-// Of the generic kernels: rows are pairs in sorted order, or tokens for the shared expert.
+// The generic kernels' workspace: rows are pairs in sorted order, or tokens for the shared expert.
 struct MoeWorkspace {
     MoePlan plan{};
     void* rows = nullptr;           // T [pairs, hidden]
@@ -104,9 +104,9 @@ TrtNvfp4Status generic_moe(TrtNvfp4MoeArgs const& args, MoeWorkspace const& work
     T* const rows = static_cast<T*>(workspace.rows);
     TRT_NVFP4_RETURN_IF_ERROR(
         launch_moe_gather(x, args.hidden, args.top_k, args.scale_input != 0, pairs, plan, rows, stream));
-    int64_t const jobs = most_jobs(pairs, args.experts, kGemmTile);
+    int64_t const items = most_items(pairs, args.experts, kGemmTile);
     auto const grouped = [&](auto const& a, auto const& gemm) {
-        return launch_expert_gemm(a, gemm, jobs, plan, stream);
+        return launch_expert_gemm(a, gemm, items, plan, stream);
     };
     TRT_NVFP4_RETURN_IF_ERROR(run_experts(args, static_cast<T const*>(rows), pairs, args.up, args.down,
                                           args.intermediate, workspace.activated, workspace.outputs,
@@ -123,6 +123,12 @@ TrtNvfp4Status generic_moe(TrtNvfp4MoeArgs const& args, MoeWorkspace const& work
 
 TrtNvfp4Status validate(TrtNvfp4MoeArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require(args != nullptr, "NVFP4MoE: no arguments"));
+    if (w4a16::is_arithmetic_of(*args)) {
+        TRT_NVFP4_RETURN_IF_ERROR(require_linked("NVFP4MoE", w4a16::is_linked(*args), "w4a16_moe"));
+    }
+    if (w4a4_fits(*args)) {
+        TRT_NVFP4_RETURN_IF_ERROR(require_linked("NVFP4MoE", w4a4::launch != nullptr, "w4a4_moe"));
+    }
     TRT_NVFP4_RETURN_IF_ERROR(require_scale_search("NVFP4MoE", args->scale_search));
     int64_t k = std::min(args->hidden, args->intermediate);
     if (args->shared) k = std::min(k, args->shared_intermediate);
@@ -140,7 +146,7 @@ TrtNvfp4Status trtNvfp4MoeWorkspace(TrtNvfp4MoeArgs const* args, size_t* bytes) 
         *bytes = trt_nvfp4::w4a16::workspace_bytes(*args);
         return TRT_NVFP4_SUCCESS;
     }
-    *bytes = trt_nvfp4::w4a4::workspace_bytes(*args);
+    *bytes = trt_nvfp4::w4a4_fits(*args) ? trt_nvfp4::w4a4::workspace_bytes(*args) : 0;
     if (trt_nvfp4::w4a4_may_be_generic(*args)) {
         *bytes = std::max(*bytes, trt_nvfp4::MoeWorkspace(*args, nullptr).size);
     }

@@ -4,22 +4,11 @@
 namespace trt_nvfp4 {
 namespace {
 
-TrtNvfp4Status read_dependent_launch(bool& possible) {
-    int ordinal = 0, major = 0;
-    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&ordinal), "cudaGetDevice"));
-    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
-                                         "cudaDeviceGetAttribute"));
-    possible = major >= 9;
-    return TRT_NVFP4_SUCCESS;
-}
-
 TrtNvfp4Status launch(RouteArgs const& args, TrtNvfp4DataType dtype, cudaStream_t stream) {
-    bool programmatic = false;
-    TRT_NVFP4_RETURN_IF_ERROR(read_dependent_launch(programmatic));
     constexpr int64_t kBytes = 16 * 4;  // that a thread erases
-    int64_t const erasers = (args.absents + kBytes - 1) / kBytes;
+    int64_t const erasers = (args.sentinel_bytes + kBytes - 1) / kBytes;
     int64_t const gates = args.shared_gate == nullptr ? 0 : int64_t{args.tokens} * 32;
-    return launch_plan_beside(args, GateAndErase{dtype}, std::max(erasers, gates), programmatic, stream);
+    return launch_plan_beside(args, GateAndErase{dtype}, std::max(erasers, gates), stream);
 }
 
 }  // namespace

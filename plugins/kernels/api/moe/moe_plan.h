@@ -6,7 +6,7 @@
 
 namespace trt_nvfp4 {
 
-constexpr int kMoeFewestJobTokens = 8;  // of any kernel's jobs: sizes the plan
+constexpr int kMoeFewestItemTokens = 8;  // of any kernel's work items: sizes the plan
 
 // What NVFP4MoE and FP8MoE ask of their arguments.
 inline TrtNvfp4Status require_moe(char const* op, TrtNvfp4MoeArgs const& args) {
@@ -50,15 +50,15 @@ inline MoePlan take_plan(Workspace& workspace, int64_t tokens, int64_t top_k, in
     plan.position = workspace.take<int>(pairs);
     plan.order = workspace.take<int>(pairs);
     plan.shared_factor = workspace.take<float>(tokens);
-    plan.jobs = workspace.take<ExpertJob>(most_jobs(pairs, experts, kMoeFewestJobTokens));
-    plan.job_count = workspace.take<int>(1);
+    plan.items = workspace.take<WorkItem>(most_items(pairs, experts, kMoeFewestItemTokens));
+    plan.item_count = workspace.take<int>(1);
     plan.total_cost = workspace.take<int>(1);
     return plan;
 }
 
 // Routing of `tokens` tokens from `first` on; nothing is erased.
 inline RouteArgs route_args(TrtNvfp4MoeArgs const& args, MoePlan const& plan, int64_t first, int64_t tokens,
-                            int job_tokens) {
+                            int item_tokens) {
     RouteArgs route{};
     int64_t const element = args.dtype == TRT_NVFP4_FLOAT32 ? 4 : 2;
     route.scoring = args.scoring;
@@ -76,7 +76,7 @@ inline RouteArgs route_args(TrtNvfp4MoeArgs const& args, MoePlan const& plan, in
     route.x = static_cast<uint8_t const*>(args.x) + first * args.hidden * element;
     route.shared_gate = args.shared && args.shared_gated ? args.shared_gate : nullptr;
     route.plan = plan;
-    route.job_tokens = job_tokens;
+    route.item_tokens = item_tokens;
     return route;
 }
 

@@ -33,13 +33,13 @@ struct Layout {
     MoePlan plan;
     T* hidden[2];
     float* outputs[2];
-    size_t absent, size;  // bytes from the start
+    size_t sentinel, size;  // bytes from the start
 
     // For the launch's tokens and splits of down.
     Layout(TrtNvfp4MoeArgs const& args, int64_t tokens, int64_t splits, void* base) {
         Workspace workspace(base);
         plan = take_plan(workspace, tokens, args.top_k, args.experts);
-        absent = workspace.size();
+        sentinel = workspace.size();
         int64_t const shared = args.shared ? tokens : 0;
         hidden[kRouted] = workspace.take<T>(tokens * args.top_k * args.intermediate);
         hidden[kShared] = workspace.take<T>(shared * args.shared_intermediate);
@@ -53,16 +53,16 @@ struct Layout {
 template <typename T>
 struct Variant {
     void (*kernel)(MoeArgs<T>);
-    int job_tokens, warps, threads;
+    int item_tokens, warps, threads;
     MoeMemory memory;
     int blocks;  // on each SM
 };
 
-// The variant for jobs of up to 8 * kMostColumns pairs: as many blocks on an SM as registers leave room for, if rings
-// of two stages fit.
+// The variant for work items of up to 8 * kMostColumns pairs: as many blocks on an SM as registers leave room for, if
+// rings of two stages fit.
 template <typename T, int kMostColumns>
 TrtNvfp4Status divide_memory(int tokens, int chunks, Device const& device, Variant<T>& variant) {
-    variant.job_tokens = 8 * kMostColumns;
+    variant.item_tokens = 8 * kMostColumns;
     variant.kernel = sm80_w4a16_moe<T, kMostColumns>;
     variant.warps = kMoeWarps<kMostColumns>;
     variant.threads = kMoeThreads<kMostColumns>;
@@ -77,14 +77,14 @@ TrtNvfp4Status divide_memory(int tokens, int chunks, Device const& device, Varia
         cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, ordinal), "cudaDeviceGetAttribute"));
     int const fixed = static_cast<int>(attributes.sharedSizeBytes);
     TRT_NVFP4_RETURN_IF_ERROR(allow_shared_memory(variant.kernel, device.shared_bytes - fixed, "sm80_w4a16_moe"));
-    auto const panel_bytes = job_panel_bytes<T, kMostColumns>;
-    int const wanted = std::min(chunks * panel_bytes(std::min(8, job_places(tokens))), kMoePanelBytes);
+    auto const staged_tile_bytes = item_staged_tile_bytes<T, kMostColumns>;
+    int const wanted = std::min(chunks * staged_tile_bytes(std::min(8, item_places(tokens))), kMoeStagedTileBytes);
     variant.memory.stages = 0;
     for (int blocks = kMoeBlocks<kMostColumns>; blocks >= 1 && variant.memory.stages < 2; --blocks) {
         Device share = device;
         share.shared_bytes = std::min(device.shared_bytes, sm_bytes / blocks - reserved);
-        variant.memory =
-            divide_moe_memory(wanted, panel_bytes(variant.job_tokens), variant.warps * kStageBytes, fixed, share);
+        variant.memory = divide_moe_memory(wanted, staged_tile_bytes(variant.item_tokens), variant.warps * kStageBytes,
+                                           fixed, share);
     }
     return TRT_NVFP4_SUCCESS;
 }
@@ -119,23 +119,23 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, Device const& device, 
         expert_weights(args.shared_up, up_rows(args, args.shared_intermediate), args.hidden);
     moe.weights[kDownPhase][kShared] = expert_weights(args.shared_down, args.hidden, args.shared_intermediate);
 
-    float const jobs = expected_experts(static_cast<int>(args.experts), args.top_k, moe.m);
+    float const items = expected_experts(static_cast<int>(args.experts), args.top_k, moe.m);
     int const most_chunks =
         std::max(moe.weights[kUpPhase][kRouted].chunks(), moe.weights[kDownPhase][kRouted].chunks());
     Variant<T> variant{};
     int const columns = moe_columns(moe.m, args.top_k, args.experts, most_chunks);
     TRT_NVFP4_RETURN_IF_ERROR(choose_variant(columns, moe.m, most_chunks, device, variant));
-    moe.job_tokens = variant.job_tokens;
+    moe.item_tokens = variant.item_tokens;
     moe.memory = variant.memory;
     moe.warps = variant.warps;
-    int const bytes = moe.memory.stages * moe.warps * kStageBytes + moe.memory.panel_bytes;
+    int const bytes = moe.memory.stages * moe.warps * kStageBytes + moe.memory.staged_tile_bytes;
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
         cudaOccupancyMaxActiveBlocksPerMultiprocessor(&variant.blocks, variant.kernel, variant.threads, bytes),
         "cudaOccupancyMaxActiveBlocksPerMultiprocessor"));
     int const most_splits = tokens <= kSplitTokens ? kMoeMaxSplits : 1;
     for (int phase : {kUpPhase, kDownPhase}) {
         ExpertWeights* const w = moe.weights[phase];
-        float tiles = jobs * static_cast<float>(w[kRouted].tiles());
+        float tiles = items * static_cast<float>(w[kRouted].tiles());
         int splits = phase == kUpPhase ? 1 : most_splits;
         if (args.shared) {
             tiles += static_cast<float>(w[kShared].tiles());
@@ -144,19 +144,19 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, Device const& device, 
         moe.split[phase] =
             choose_moe_split(tiles, w[kRouted].chunks(), moe.m, splits, moe.warps, variant.blocks, device);
         for (int segment : {kRouted, kShared}) {
-            w[segment].tasks_per_job =
+            w[segment].tasks_per_item =
                 ceil_div(w[segment].tiles(), moe.warps / moe.split[phase].k_groups) * moe.split[phase].splits;
         }
     }
-    moe.shared_jobs = args.shared ? ceil_div(moe.m, moe.job_tokens) : 0;
+    moe.shared_items = args.shared ? ceil_div(moe.m, moe.item_tokens) : 0;
     Layout<T> const layout(args, tokens, moe.split[kDownPhase].splits, workspace);
     moe.plan = layout.plan;
     std::copy_n(layout.hidden, 2, moe.hidden);
     std::copy_n(layout.outputs, 2, moe.outputs);
 
-    RouteArgs route = route_args(args, layout.plan, 0, tokens, moe.job_tokens);
-    route.absent = static_cast<uint8_t*>(workspace) + layout.absent;
-    route.absents = static_cast<int64_t>(layout.size - layout.absent);
+    RouteArgs route = route_args(args, layout.plan, 0, tokens, moe.item_tokens);
+    route.sentinel = static_cast<uint8_t*>(workspace) + layout.sentinel;
+    route.sentinel_bytes = static_cast<int64_t>(layout.size - layout.sentinel);
     TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route, stream));
 
     cudaLaunchConfig_t config{};
@@ -195,9 +195,9 @@ bool serves(TrtNvfp4MoeArgs const& args) {
     // The kernel counts the cost of a phase's tasks in 32 bits; at any number of tokens alike.
     int64_t const width = std::max(args.intermediate, args.shared ? args.shared_intermediate : 0);
     int64_t const tiles = std::max(up_rows(args, width), args.hidden) / kTileRows + kTilesPerGroup;
-    for (int64_t job_tokens : {8, 8 * kMoeColumns}) {
-        int64_t const jobs = most_jobs(kMoeTokens * args.top_k, args.experts, job_tokens) + kMoeTokens / job_tokens;
-        if (jobs * tiles * kMoeMaxSplits * job_cost(static_cast<int>(job_tokens)) > INT32_MAX) return false;
+    for (int64_t item_tokens : {8, 8 * kMoeColumns}) {
+        int64_t const items = most_items(kMoeTokens * args.top_k, args.experts, item_tokens) + kMoeTokens / item_tokens;
+        if (items * tiles * kMoeMaxSplits * item_cost(static_cast<int>(item_tokens)) > INT32_MAX) return false;
     }
     // Copies are 16 bytes: 32 codes of a row.
     return args.dtype != TRT_NVFP4_FLOAT32 && !args.quantize_activations && args.hidden % 32 == 0 &&

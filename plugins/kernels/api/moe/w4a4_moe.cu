@@ -13,15 +13,15 @@ namespace {
 struct Experts {
     TrtNvfp4Weight up, down;
     int64_t count, intermediate, rows;  // rows: with what pads the tiles
-    ExpertJob const* jobs;
-    int const* job_count;
+    WorkItem const* items;
+    int const* item_count;
     Nvfp4Matrix input{}, hidden{};
     float* sums = nullptr;  // [pairs or tokens, hidden size]
 };
 
 struct Layout {
     MoePlan plan;
-    int64_t jobs;
+    int64_t items;
     Experts routed{}, shared{};
     size_t size;
 
@@ -29,9 +29,9 @@ struct Layout {
         Workspace workspace(base);
         int64_t const pairs = args.m * args.top_k;
         plan = take_plan(workspace, args.m, args.top_k, args.experts);
-        jobs = most_jobs(pairs, args.experts, kW4a4ExpertRows);
-        routed = {args.up,   args.down,     args.experts, args.intermediate, jobs * kW4a4ExpertRows,
-                  plan.jobs, plan.job_count};
+        items = most_items(pairs, args.experts, kW4a4ExpertRows);
+        routed = {args.up,    args.down,      args.experts, args.intermediate, items * kW4a4ExpertRows,
+                  plan.items, plan.item_count};
         take(workspace, args, pairs, routed);
         if (args.shared) {
             shared = {args.shared_up, args.shared_down, 1, args.shared_intermediate, args.m, nullptr, nullptr};
@@ -60,8 +60,8 @@ W4A4ExpertsGemm gemm_of(TrtNvfp4MoeArgs const& args, Experts const& experts, Trt
     gemm.dtype = args.dtype;
     gemm.bias = weight.bias;
     gemm.experts = experts.count;
-    gemm.jobs = experts.jobs;
-    gemm.job_count = experts.job_count;
+    gemm.items = experts.items;
+    gemm.item_count = experts.item_count;
     return gemm;
 }
 
@@ -102,7 +102,7 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& args, void* workspace, cudaStream_t st
     TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route_args(args, layout.plan, 0, args.m, kW4a4ExpertRows), stream));
     PairInput<T> const input{x, args.hidden, args.top_k, scale_input ? layout.plan.weights : nullptr};
     Nvfp4PairRows const rows{args.input_tensor_scale, layout.routed.input};
-    TRT_NVFP4_RETURN_IF_ERROR(launch_quantize_pairs(input, args.m, layout.jobs, layout.plan, args.input_tensor_scale,
+    TRT_NVFP4_RETURN_IF_ERROR(launch_quantize_pairs(input, args.m, layout.items, layout.plan, args.input_tensor_scale,
                                                     static_scales, rows.out.amax_bits, rows, stream));
     TRT_NVFP4_RETURN_IF_ERROR(run_experts(args, layout.routed, launch, stream));
     if (args.shared) {
@@ -116,7 +116,7 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& args, void* workspace, cudaStream_t st
 
 }  // namespace
 
-size_t workspace_bytes(TrtNvfp4MoeArgs const& args) { return w4a4_fits(args) ? Layout(args, nullptr).size : 0; }
+size_t workspace_bytes(TrtNvfp4MoeArgs const& args) { return Layout(args, nullptr).size; }
 
 TrtNvfp4Status launch(TrtNvfp4MoeArgs const& args, void* workspace, TrtNvfp4Stream stream) {
     return args.dtype == TRT_NVFP4_FLOAT16 ? run<__half>(args, workspace, stream)

@@ -35,7 +35,7 @@ struct PrefillMaps {
 };
 
 // What a block does.
-struct PrefillJob {
+struct PrefillItem {
     int batch, kv_head, row0, rows;
     int past, length;
     int earliest, latest;  // positions of its rows
@@ -43,7 +43,7 @@ struct PrefillJob {
     int tiles;             // of keys
 
     template <typename T>
-    __device__ __forceinline__ explicit PrefillJob(Args<T> const& args)
+    __device__ __forceinline__ explicit PrefillItem(Args<T> const& args)
         : batch(blockIdx.z),
           kv_head(blockIdx.y),
           // The blocks with most keys first.
@@ -69,34 +69,34 @@ struct PrefillBarriers {
 
 // By one warp.
 template <typename T>
-__device__ __forceinline__ void fetch_tiles(Args<T> const& args, PrefillMaps const& maps, PrefillJob const& job,
+__device__ __forceinline__ void fetch_tiles(Args<T> const& args, PrefillMaps const& maps, PrefillItem const& item,
                                             PrefillBarriers& barriers, uint32_t base) {
     using Config = WidePrefill;
     bool const one = threadIdx.x % 32 == 0;
-    int const z = job.batch * args.kv_heads + job.kv_head;
+    int const z = item.batch * args.kv_heads + item.kv_head;
     auto const copy = [&](uint32_t tile, CUtensorMap const& map, int row, int half_bytes, uint64_t& barrier) {
         uint32_t const at = ptx::shared_address(&barrier);
         ptx::mbarrier_arrive_expect(at, 2 * half_bytes);
         ptx::tensor_copy<false>(tile, map, 0, row, z, at);
         ptx::tensor_copy<false>(tile + half_bytes, map, Config::kHalfDims, row, z, at);
     };
-    if (one) copy(base, maps.queries, job.row0, Config::kQueryHalfBytes, barriers.queries);
+    if (one) copy(base, maps.queries, item.row0, Config::kQueryHalfBytes, barriers.queries);
     uint32_t const stages = base + Config::kQueryBytes;
 #pragma unroll 1
-    for (int i = 0; i < job.tiles; ++i) {
-        int const stage = i % Config::kStages, key = job.begin + i * Config::kKeys;
+    for (int i = 0; i < item.tiles; ++i) {
+        int const stage = i % Config::kStages, key = item.begin + i * Config::kKeys;
         uint32_t const parity = i / Config::kStages % 2 ^ 1;
         uint32_t const keys = stages + 2 * stage * Config::kTileBytes, values = keys + Config::kTileBytes;
         ptx::mbarrier_wait(ptx::shared_address(&barriers.keys_empty[stage]), parity);
         if (one) copy(keys, maps.keys, key, Config::kHalfBytes, barriers.keys_full[stage]);
         ptx::mbarrier_wait(ptx::shared_address(&barriers.values_empty[stage]), parity);
-        bool const whole = key + Config::kKeys <= job.length;
+        bool const whole = key + Config::kKeys <= item.length;
         if (one)
             copy(values, maps.values, key, Config::kHalfBytes, whole ? barriers.values_full[stage] : barriers.landed);
         if (whole) continue;
         // Whatever the cache holds behind the sequence is multiplied by probability 0, and no NaN may be.
         ptx::mbarrier_wait(ptx::shared_address(&barriers.landed), 0);
-        int const first = job.length - key, units = (Config::kKeys - first) * Config::kLine / 16;
+        int const first = item.length - key, units = (Config::kKeys - first) * Config::kLine / 16;
         for (int at = threadIdx.x % 32; at < 2 * units; at += 32) {
             int const half = at / units, unit = at % units;
             uint32_t const place = values + half * Config::kHalfBytes + first * Config::kLine + unit * 16;
@@ -116,7 +116,7 @@ struct PrefillRows {
     float sums[Config::kHeadDim / 8][4];
     uint32_t probabilities[Config::kKeys / 16][4];
 
-    // Scores of a tile of keys are under way.
+    // Scores of a tile of keys are in flight.
     __device__ __forceinline__ void multiply_keys(uint64_t queries, uint64_t keys) {
         ptx::wgmma_fence();
 #pragma unroll
@@ -152,15 +152,15 @@ struct PrefillRows {
 
 // By a warpgroup.
 template <typename T>
-__device__ __forceinline__ void attend_rows(Args<T> const& args, PrefillJob const& job, PrefillBarriers& barriers,
+__device__ __forceinline__ void attend_rows(Args<T> const& args, PrefillItem const& item, PrefillBarriers& barriers,
                                             uint32_t base) {
     using Config = WidePrefill;
     int const warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
     int const lane = threadIdx.x % 32;
     int const row = threadIdx.x / 32 * 16 + lane / 4, column = lane % 4 * 2;
-    ScoreScale const scale(args, job.kv_head, false);
+    ScoreScale const scale(args, item.kv_head, false);
     int positions[2];
-    for (int half = 0; half < 2; ++half) positions[half] = job.past + (job.row0 + row + 8 * half) / args.group;
+    for (int half = 0; half < 2; ++half) positions[half] = item.past + (item.row0 + row + 8 * half) / args.group;
     Softmax softmax;
     PrefillRows<T> rows;
 #pragma unroll
@@ -182,17 +182,17 @@ __device__ __forceinline__ void attend_rows(Args<T> const& args, PrefillJob cons
     };
     // Scores of tile i to probabilities; what the sums have to shrink by.
     auto const weigh = [&](int i, float (&shrink)[2]) {
-        int const key0 = job.begin + i * Config::kKeys;
-        bool const all = key0 + Config::kKeys <= min(job.end, job.earliest + 1) &&
-                         (args.window == 0 || key0 > job.latest - args.window);
+        int const key0 = item.begin + i * Config::kKeys;
+        bool const all = key0 + Config::kKeys <= min(item.end, item.earliest + 1) &&
+                         (args.window == 0 || key0 > item.latest - args.window);
         softmax.weigh(rows.scores, scale, all, shrink, [&](int offset, int half) {
             int const key = key0 + column + offset;
-            return key < job.end && visible(key, positions[half], args.window);
+            return key < item.end && visible(key, positions[half], args.window);
         });
     };
 
     ptx::mbarrier_wait(ptx::shared_address(&barriers.queries), 0);
-    if (job.tiles > 0) {
+    if (item.tiles > 0) {
         await(barriers.keys_full, 0);
         rows.multiply_keys(queries, keys_of(0));
         ptx::wgmma_wait<0>();
@@ -200,7 +200,7 @@ __device__ __forceinline__ void attend_rows(Args<T> const& args, PrefillJob cons
         release(barriers.keys_empty, 0);
     }
 #pragma unroll 1
-    for (int i = 0; i < job.tiles; ++i) {
+    for (int i = 0; i < item.tiles; ++i) {
         float shrink[2];
         weigh(i, shrink);
         ptx::wgmma_wait<0>();
@@ -208,7 +208,7 @@ __device__ __forceinline__ void attend_rows(Args<T> const& args, PrefillJob cons
         if (i > 0) release(barriers.values_empty, i - 1);
         Softmax::scale_down(rows.sums, shrink);
         rows.round_probabilities();
-        if (i + 1 < job.tiles) {
+        if (i + 1 < item.tiles) {
             await(barriers.keys_full, i + 1);
             rows.multiply_keys(queries, keys_of(i + 1));
             await(barriers.values_full, i);
@@ -228,10 +228,10 @@ __device__ __forceinline__ void attend_rows(Args<T> const& args, PrefillJob cons
     for (int half = 0; half < 2; ++half) {
         int const r = row + 8 * half;
         float const weight = quad_sum(softmax.weight[half]);
-        if (r >= job.rows) continue;
-        int const head = job.kv_head * args.group + (job.row0 + r) % args.group;
+        if (r >= item.rows) continue;
+        int const head = item.kv_head * args.group + (item.row0 + r) % args.group;
         Finish<T, false> const finish(args, head, softmax.top(half, scale), weight);
-        T* const y = output_row(args, job.batch, job.kv_head, job.row0 + r);
+        T* const y = output_row(args, item.batch, item.kv_head, item.row0 + r);
 #pragma unroll
         for (int n = 0; n < Config::kHeadDim / 8; ++n) {
             int const i = output_column<false>(n, column);
@@ -269,15 +269,15 @@ __global__ __launch_bounds__(WidePrefill::kThreads,
     }
     __syncthreads();
     wait_for_kernels_before();
-    PrefillJob const job(args);
+    PrefillItem const item(args);
     if (threadIdx.x >= 128 * Config::kWarpgroups) {
         ptx::give_registers<Config::kFetchRegisters>();
         if (threadIdx.x >= 128 * Config::kWarpgroups + 32) return;
         ptx::fence_async_proxy_global();  // of what the kernel before has written
-        fetch_tiles(args, maps, job, barriers, base);
+        fetch_tiles(args, maps, item, barriers, base);
     } else {
         ptx::take_registers<Config::kRegisters>();
-        attend_rows(args, job, barriers, base);
+        attend_rows(args, item, barriers, base);
     }
 }
 

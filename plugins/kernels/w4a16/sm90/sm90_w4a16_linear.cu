@@ -1,8 +1,8 @@
 #include "api/dense/sm90_w4a16.h"
 #include "common/programmatic_launch.cuh"
-#include "w4a16/sm90/sm90_w4a16_launch.cuh"
+#include "w4a16/sm90/common/launch.cuh"
+#include "w4a16/sm90/common/weight_maps.h"
 #include "w4a16/sm90/sm90_w4a16_linear.cuh"
-#include "w4a16/sm90/sm90_weight_maps.h"
 
 namespace trt_nvfp4::sm90 {
 namespace {

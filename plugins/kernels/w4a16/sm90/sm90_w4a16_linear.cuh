@@ -1,17 +1,17 @@
 // One projection of up to 64 tokens on SM90: as in sm90_w4a16_mlp.cuh, warps multiply what the copy engine puts into
-// slots, by mma.sync up to 8 tokens and by wgmma beyond. The chunks of all tiles, one after another, are dealt out
+// stages, by mma.sync up to 8 tokens and by wgmma beyond. The chunks of all tiles, one after another, are dealt out
 // evenly, so that a block has the end of one tile and the begin of another: it writes partial sums of those, which a
 // launch after it adds up in the order of K.
 //
-// No block waits for another. Of the warps that do not multiply three lay out activations. Of more than 32 tokens that
-// would take issue slots that decoding needs: there a launch before makes an image, which is copied.
+// No block waits for another. Three of the producer warps stage activations. Above 32 tokens that would take issue
+// stages that decoding needs: there an earlier launch stages them in global memory, and tiles are copied.
 #pragma once
 
 #include "common/smooth_activation.cuh"
 #include "formats/half_scale.cuh"
 #include "ptx/elect.cuh"
-#include "w4a16/sm90/sm90_w4a16_fragment.cuh"
-#include "w4a16/sm90/sm90_w4a16_task.cuh"
+#include "w4a16/sm90/common/fragment.cuh"
+#include "w4a16/sm90/common/task.cuh"
 
 namespace trt_nvfp4::sm90 {
 
@@ -29,21 +29,21 @@ struct LinearArgs {
     float2* partials;  // [blocks, 2, warps, tokens / 8, quarters, lanes]
     int blocks;
     uint32_t one;    // 1, see shift_left
-    uint8_t* image;  // of x, beyond 32 tokens: a panel for each chunk
+    uint8_t* image;  // of x, beyond 32 tokens: a staged tile for each chunk
 };
 
 template <typename T, int kTokens>
-using LinearShared = TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kBySync<kTokens>>;
+using LinearShared = TaskShared<ImageStagedTile<kTokens, kBecomesHalf<T, kTokens>>, kBySync<kTokens>>;
 
 // Up to so many tokens blocks lay out activations by themselves, by warps that take turns with chunks.
 constexpr int kLaidOutTokens = 32;
 template <int kTokens>
 constexpr bool kLaysOut = kTokens <= kLaidOutTokens;
 
-// A warp's chunk of kColumns times 8 tokens on its way to where an image has it (sm90_w4a16_image.cuh).
+// A warp's chunk of kColumns times 8 tokens in flight to where an image has it (sm90/common/staged_tile.cuh).
 template <typename T, int kTokens, int kColumns>
 struct LaidOut {
-    using Panel = typename LinearShared<T, kTokens>::Panel;
+    using StagedTile = typename LinearShared<T, kTokens>::StagedTile;
 
     uint4 eights[kColumns][kChunk / 32];
 
@@ -59,18 +59,18 @@ struct LaidOut {
                         threadIdx.x % 4, args.k - first, eights[i]);
         }
     }
-    __device__ __forceinline__ void store(uint8_t* panel, int first_column) {
+    __device__ __forceinline__ void store(uint8_t* staged_tile, int first_column) {
         int const t = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
             int const token = token_of(first_column + i);
             if constexpr (kBecomesHalf<T, kTokens>) {
                 float const factor = to_half<1, 2>(eights[i]);
-                int const offset = Panel::factor_offset(0) + token * Panel::kTokenBytes;
-                if (t == 0) *reinterpret_cast<float*>(panel + offset) = factor;
+                int const offset = StagedTile::factor_offset(0) + token * StagedTile::kTokenBytes;
+                if (t == 0) *reinterpret_cast<float*>(staged_tile + offset) = factor;
             }
             pair_eights<Operand<T, kTokens>>(eights[i]);
-            store_eights(panel, kTokens, token, t, eights[i]);
+            store_eights(staged_tile, kTokens, token, t, eights[i]);
         }
     }
 };
@@ -121,18 +121,18 @@ struct Dealt {
     }
 };
 
-// Every third chunk of activations to its panel, by this warp.
+// Every third chunk of activations to its staged tile, by this warp.
 template <typename T, int kTokens>
 __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& dealt, LinearShared<T, kTokens>& shared,
                                         int which) {
-    static_assert(kLayOutWarps <= LinearShared<T, kTokens>::kPanels,
+    static_assert(kLayOutWarps <= LinearShared<T, kTokens>::kStagedTiles,
                   "a barrier's parity would not tell a panel's rounds apart");
     constexpr int kColumns = kTokens < 16 ? 1 : 2;  // as many as registers hold
     w4a16::RingPosition place;
     int turn = 0;
     dealt.each([&](Task const& task) {
 #pragma unroll 1
-        for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(shared.kPanels)) {
+        for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(shared.kStagedTiles)) {
             if (turn++ % kLayOutWarps != which) continue;
 #pragma unroll 1
             for (int column = 0; column * 8 < args.m; column += kColumns) {
@@ -141,7 +141,7 @@ __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& 
                 if (column == 0) {
                     ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
                 }
-                part.store(shared.panels[place.stage], column);
+                part.store(shared.staged_tiles[place.stage], column);
             }
             // Tensor cores read by themselves what has been written.
             if constexpr (!LinearShared<T, kTokens>::kSync) ptx::fence_async_proxy();
@@ -152,15 +152,15 @@ __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& 
 
 // The same from the image, all chunks by one thread.
 template <typename T, int kTokens>
-__device__ __forceinline__ void fetch_panels(LinearArgs<T> const& args, Dealt const& dealt,
-                                             LinearShared<T, kTokens>& shared) {
+__device__ __forceinline__ void fetch_staged_tiles(LinearArgs<T> const& args, Dealt const& dealt,
+                                                   LinearShared<T, kTokens>& shared) {
     constexpr int kBytes = kChunkBytes<kTokens>;
     w4a16::RingPosition place;
     dealt.each([&](Task const& task) {
 #pragma unroll 1
-        for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(shared.kPanels)) {
+        for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(shared.kStagedTiles)) {
             ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
-            shared.copy_panel(place.stage, args.image + int64_t{chunk} * kBytes, kBytes);
+            shared.copy_staged_tile(place.stage, args.image + int64_t{chunk} * kBytes, kBytes);
         }
     });
 }
@@ -175,7 +175,7 @@ __device__ __forceinline__ void store_outputs(LinearArgs<T> const& args, RowEpil
                 [&](T* place, int i) { *place = ptx::from_float<T>(values[i]); });
 }
 
-// Of a block's sums of a tile: those of a tile that another block began are the first.
+// Slot of a block's partial sums of a tile: those of a tile that another block began are the first.
 template <typename T, int kTokens>
 __device__ __forceinline__ float2* partial_sums(LinearArgs<T> const& args, int block, bool begun_before) {
     int const fragments = (block * 2 + (begun_before ? 0 : 1)) * kWarps + static_cast<int>(threadIdx.x) / 32;
@@ -211,17 +211,18 @@ __device__ __forceinline__ void multiply_dealt(LinearArgs<T> const& args, Dealt 
 
 // By one thread.
 template <typename T, int kTokens>
-__device__ __forceinline__ void fetch_weights(LinearArgs<T> const& args, Dealt const& dealt, WeightSlots& slots) {
+__device__ __forceinline__ void fetch_weights(LinearArgs<T> const& args, Dealt const& dealt,
+                                              WeightStages& weight_stages) {
     ptx::prefetch(args.maps.codes);
     ptx::prefetch(args.maps.scales);
-    constexpr int kSlotsUnderWay = kBySync<kTokens> ? 3 : 2;
-    SlotFiller filler(slots);
+    constexpr int kWeightStagesUnderWay = kBySync<kTokens> ? 3 : 2;
+    StageProducer producer(weight_stages);
     dealt.each([&](Task const& task) {
         TileBoxes const tile(args.maps, 0, task.tile);
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk) {
 #pragma unroll
-            for (int i = 0; i < kWarpgroups; ++i) filler.fill(tile, i, chunk, kSlotsUnderWay);
+            for (int i = 0; i < kWarpgroups; ++i) producer.fill(tile, i, chunk, kWeightStagesUnderWay);
         }
     });
 }
@@ -252,7 +253,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_cons
         } else if (warp == kWarps + 1) {
             ptx::await_previous_launch();
             ptx::fence_async_proxy_global();
-            if (ptx::elect()) fetch_panels<T, kTokens>(args, dealt, shared);
+            if (ptx::elect()) fetch_staged_tiles<T, kTokens>(args, dealt, shared);
         }
     }
 }

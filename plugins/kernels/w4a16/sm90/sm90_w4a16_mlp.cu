@@ -1,22 +1,22 @@
 #include "api/dense/sm90_w4a16.h"
 #include "common/programmatic_launch.cuh"
 #include "device/memory_bandwidth.h"
-#include "w4a16/sm90/sm90_w4a16_launch.cuh"
+#include "w4a16/sm90/common/launch.cuh"
+#include "w4a16/sm90/common/weight_maps.h"
 #include "w4a16/sm90/sm90_w4a16_mlp.cuh"
-#include "w4a16/sm90/sm90_weight_maps.h"
 
 namespace trt_nvfp4::sm90 {
 namespace {
 
 constexpr int kEraseThreads = 256;
 
-// Before sm90_w4a16_mlp: zeros to the first of all 16-byte units, and to the others what is absent.
+// Before sm90_w4a16_mlp: zeros to the first of all 16-byte units, and sentinels to the others.
 __global__ __launch_bounds__(kEraseThreads) void sm90_w4a16_erase(uint4* units, int64_t zeros, int64_t all) {
     ptx::launch_next();
     ptx::await_previous_launch();
     int64_t const step = int64_t{kEraseThreads} * gridDim.x;
     for (int64_t i = int64_t{kEraseThreads} * blockIdx.x + threadIdx.x; i < all; i += step) {
-        uint32_t const word = i < zeros ? 0u : w4a16::kAbsentByte * 0x01010101u;
+        uint32_t const word = i < zeros ? 0u : w4a16::kSentinelByte * 0x01010101u;
         units[i] = make_uint4(word, word, word, word);
     }
 }
@@ -25,7 +25,7 @@ __global__ __launch_bounds__(kEraseThreads) void sm90_w4a16_erase(uint4* units, 
 int mlp_tokens(int64_t m) { return m == 1 ? 1 : tokens_of(m); }
 
 // One layout for the query and the launch. Before a launch what comes before `zeroed` is zero; what lies between that
-// and the end of the partial sums says itself whether it has been written, and is absent.
+// and the end of the partial sums says itself whether it has been written, and starts as sentinels.
 struct Pieces {
     Counts counts;
     uint8_t* image;
@@ -49,7 +49,7 @@ struct Pieces {
         };
         if (flags) zeroed = workspace.size();
         image = workspace.take<uint8_t>((flags ? args.layers : 1) * image_bytes(in, tokens));
-        // Of tokens and columns beyond those there are nothing is written.
+        // Nothing is written for tokens and columns of padding.
         if (!flags) zeroed = workspace.size();
         if (flags) take_hidden(args.layers);
         squares = workspace.take<float2>(int64_t{sums} / 2 * tiles_of(in) * kUnitsPerTile);
@@ -59,7 +59,7 @@ struct Pieces {
     }
 };
 
-// What is zero or absent before a launch, up to `end`, by at most so many blocks.
+// Writes what is zero or a sentinel before a launch, up to `end`, by at most so many blocks.
 TrtNvfp4Status erase(Pieces const& pieces, float const* end, int blocks, cudaStream_t stream) {
     // Counts are the first piece, where the workspace begins, and all pieces are whole units.
     auto* const units = reinterpret_cast<uint4*>(pieces.counts.image);
@@ -127,7 +127,7 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     args.one = 1;
     float bandwidth = 0.0f;
     TRT_NVFP4_RETURN_IF_ERROR(read_memory_bandwidth(bandwidth));
-    args.ahead = choose_ahead(kSlotCodes + kSlotScales, all_sms, bandwidth);
+    args.ahead = choose_ahead(kStageCodes + kStageScales, all_sms, bandwidth);
     args.x = static_cast<T const*>(mlp.x);
     args.y = static_cast<T*>(mlp.y);
     args.norm_weight = mlp.norm ? static_cast<T const*>(mlp.norm_weight) : nullptr;

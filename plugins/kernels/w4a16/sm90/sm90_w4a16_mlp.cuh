@@ -1,28 +1,38 @@
 // y = MLP layers of x for up to 64 tokens on SM90, in one launch of blocks that are all resident, two to a cluster, so
-// that weights stay on their way from phase to phase.
+// that weights stay in flight from phase to phase.
 //
-// A layer: up, which writes the image of the hidden values; down, whose K is split, which writes partial sums; rows
-// (sm90_w4a16_mlp_rows.cuh), which adds them up and writes the next layer's image. What a phase reads, the one before
-// it has written: chunks of K count what has been written of them, and who reads them awaits the count; parts of sums,
-// and values of up to 16 tokens, say so themselves. Each phase needs all of the one before, directly or through the
-// next, so that nothing is overwritten while it is read.
+// A layer: up, which writes the hidden values; down, whose K is split, which writes partial sums; rows
+// (sm90/mlp/rows.cuh), which adds them up and writes the next layer's x.
 //
-// Two warpgroups multiply and do the rows: one token as integers, up to 8 by mma.sync, more by wgmma. Of a third,
-// which leaves them its registers, one thread fetches weights and other warps panels of activations
-// (sm90_w4a16_mlp_panels.cuh).
+// What blocks exchange (exchange/). The launch before, sm90_w4a16_erase, resets sentinels, parities and counts:
+//
+//     buffer        writer     readers      published by             what must precede an overwrite
+//     up.x_of(l)    rows(l-1)  up(l)        sentinels up to 16       sentinels: a place for each layer; counts: x(l+1)
+//                                           tokens, else             needs all of down(l), which needs all of up(l)
+//                                           counts.image
+//     down.x_of(l)  up(l)      down(l)      the same, with           the same: hidden(l+1) needs all of rows(l), which
+//                                           counts.hidden            need all of down(l)
+//     partials      down(l)    rows(l)      parity of l              down(l+1) needs all of up(l+1), so all of rows(l)
+//     squares       rows(l)    rows(l)      parity of l+1, beyond    rows(l+1) need all of up(l+1), so all rows(l) that
+//                                           16 tokens counts.squares have been normalized
+//     y             rows(l)    rows(l+1)    -                        the thread that writes a value is its only reader
+//
+// Two consumer warpgroups multiply and do the rows: one token as integers, up to 8 by mma.sync, more by wgmma. In the
+// producer warpgroup, which leaves them its registers, one thread copies weights and other warps copy tiles of
+// activations (sm90/mlp/activations.cuh).
 #pragma once
 
 #include "ptx/elect.cuh"
 #include "ptx/grid.cuh"
-#include "w4a16/sm90/sm90_w4a16_mlp_panels.cuh"
-#include "w4a16/sm90/sm90_w4a16_mlp_rows.cuh"
-#include "w4a16/sm90/sm90_w4a16_task.cuh"
-#include "w4a16/sm90/sm90_w4a16_up.cuh"
+#include "w4a16/sm90/common/task.cuh"
+#include "w4a16/sm90/common/up.cuh"
+#include "w4a16/sm90/mlp/activations.cuh"
+#include "w4a16/sm90/mlp/rows.cuh"
 
 namespace trt_nvfp4::sm90 {
 
-// Chunks of a task whose weights are asked for before its first activations are there, of MlpArgs::ahead slots at once.
-// There is room for more, but what blocks hand over, and each fence, would queue behind the copies.
+// Chunks of a task whose weights are copied before its first activations are there, in MlpArgs::ahead stages at once.
+// There is room for more, but exchanges between blocks, and each fence, would queue behind the copies.
 constexpr int kChunksAhead = 3;
 
 // By one thread.
@@ -32,7 +42,7 @@ __device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, MlpShared<
     ptx::prefetch(args.up.maps.scales);
     ptx::prefetch(args.down.maps.codes);
     ptx::prefetch(args.down.maps.scales);
-    SlotFiller filler(shared.task.weights);
+    StageProducer producer(shared.task.weights);
     uint32_t tasks = 0;
     for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
         ++tasks;
@@ -42,12 +52,13 @@ __device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, MlpShared<
         for (int chunk = task.begin; chunk < task.end; ++chunk) {
             if (chunk == held) shared.await_tasks(tasks);
 #pragma unroll
-            for (int i = 0; i < kWarpgroups; ++i) filler.fill(tile, i, chunk, chunk < held ? args.ahead : kSlots);
+            for (int i = 0; i < kWarpgroups; ++i)
+                producer.fill(tile, i, chunk, chunk < held ? args.ahead : kWeightStages);
         }
     });
 }
 
-// Hidden values of kTokens on their way to an image through shared memory, [scale blocks of a group, units, tokens]
+// Hidden values of kTokens in flight to an image through shared memory, [scale blocks of a group, units, tokens]
 // pairs of values, so that lanes meet in no bank: neither those that have a scale block of eight tokens and four units,
 // nor those that have a unit's tokens.
 template <int kTokens, bool kNeighbours>
@@ -87,7 +98,7 @@ __device__ __forceinline__ void finish_up(MlpArgs<T> const& args, MlpShared<T, k
     constexpr int kColumns = kStaged / 8;
 #pragma unroll 1
     for (int first = 0; first < kTokens; first += kStaged) {
-        if (first > 0) ptx::meet<32 * kWarps>();
+        if (first > 0) ptx::sync_warps<32 * kWarps>();
         float sums[8 * kColumns];
         take_columns<kColumns>(acc, sums);
         HiddenValues<kColumns> hidden = epilogue.template finish<kColumns>(up, sums);
@@ -95,7 +106,7 @@ __device__ __forceinline__ void finish_up(MlpArgs<T> const& args, MlpShared<T, k
         hidden.template each<Layout>([&](uint32_t offset, float value) {
             *reinterpret_cast<T*>(shared.staged + offset) = ptx::from_float<T>(value);
         });
-        ptx::meet<32 * kWarps>();
+        ptx::sync_warps<32 * kWarps>();
 #pragma unroll
         for (int i = threadIdx.x; i < kTileRows / 8 * kStored; i += 32 * kWarps) {
             if (i >= width / 8 * kStored) break;
@@ -104,7 +115,7 @@ __device__ __forceinline__ void finish_up(MlpArgs<T> const& args, MlpShared<T, k
         }
     }
     if constexpr (kValuesAreFlags<kTokens>) {
-        ptx::meet<32 * kWarps>();  // before the next tile's are staged
+        ptx::sync_warps<32 * kWarps>();  // before the next tile's are staged
     } else {
         publish<32 * kWarps>([&] { count(args.counts.hidden + tile / up.tiles_per_chunk()); });
     }
@@ -145,7 +156,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constan
     int const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) shared.init();
     __syncthreads();
-    ptx::cluster_meet();
+    ptx::cluster_sync();
     // The launch before erases what says whether something has been written. Weights do not wait for it.
     if (warp != kWarps) ptx::await_previous_launch();
     if (warp < kWarps) {
@@ -170,7 +181,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constan
     }
     // No block may end while another's copies and arrivals reach its shared memory.
     __syncwarp();
-    ptx::cluster_meet();
+    ptx::cluster_sync();
 }
 
 }  // namespace trt_nvfp4::sm90

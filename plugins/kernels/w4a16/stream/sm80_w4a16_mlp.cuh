@@ -2,8 +2,24 @@
 // once from global memory to the tensor cores (A operand), tokens are the columns. One block per SM; a launch of
 // several phases needs all blocks co-resident.
 //
-// Most of a block's warps await activations, stage them (sm80_w4a16_panel.cuh) and multiply; the others keep weights on
-// their way (sm80_w4a16_phases.cuh).
+// Consumer warps await activations, stage them (sm80_w4a16_staging.cuh) and multiply; producer warps keep weights
+// in flight (sm80_w4a16_phases.cuh).
+//
+// What blocks exchange (exchange/):
+//
+//     buffer              writer            readers              what must precede an overwrite
+//     x_ring[l % 5]       down of l - 1     up, residual of l    every block erased x(l - 2) in down of l, and a value
+//                                                                of x(l + 2) or hidden(l + 1) has been seen
+//     hidden_ring[l % 4]  up of l           down of l            the same: erased in down of l + 2, fence in between
+//     partials[up, down]  tasks of a split  all blocks, same     the phase in the word; the next use is a layer later,
+//                         phase             phase                and needs all of this layer's output
+//     y                   down of the last  the caller           the launch ends
+//
+// Why two more places than layers in use suffice: one value of x(l) needs all of hidden(l - 1), which needs all of
+// x(l - 1), and so the end of down of layer l - 2. So a block that has come to down of layer l may erase its slices of
+// hidden(l - 2) and x(l - 2); it fences before it publishes anything of its own. Whoever has seen all of x(l + 1) has
+// seen something of every erasing block behind its fence. Before hidden(l + 2) takes that place, everybody who writes
+// or awaits it has; so with x(l + 3), even for a block that has no task of down and has only seen a part of x(l + 2).
 #pragma once
 
 #include <type_traits>
@@ -11,8 +27,8 @@
 #include "common/programmatic_launch.cuh"
 #include "common/smooth_activation.cuh"
 #include "ptx/prefetch.cuh"
-#include "w4a16/stream/sm80_w4a16_panel.cuh"
 #include "w4a16/stream/sm80_w4a16_phases.cuh"
+#include "w4a16/stream/sm80_w4a16_staging.cuh"
 
 namespace trt_nvfp4::w4a16 {
 
@@ -20,8 +36,8 @@ namespace trt_nvfp4::w4a16 {
 template <int kColumns>
 constexpr bool kSharesWarps = kColumns <= 2;
 
-// A layer's x and hidden lie in rings, because a slow block may still read what the next layer would overwrite; see
-// sm80_w4a16_mlp. All of it is absent before a launch.
+// A layer's x and hidden lie in rings, because a slow block may still read what the next layer would overwrite (see the
+// table above). All values are sentinels before a launch.
 constexpr int kXBuffers = 5;
 constexpr int kHiddenBuffers = 4;
 
@@ -191,16 +207,16 @@ __device__ __forceinline__ void finish_column(MlpArgs<T, kProjections> const& ar
     bool const alone = task.tiles == kWarps;
     float sums[8] = {};
     if (kSharesWarps<kColumns> && !task.is_whole()) {
-        meet();
+        sync_warps();
         turn(next_top, next_bottom, turned[task.warp]);
-        meet();
+        sync_warps();
         if (task.tile > 0) add_rows(sums, turned[first - 1]);
     }
-    if (!alone) meet();
+    if (!alone) sync_warps();
     __syncwarp();
     turn(top, bottom, turned[task.warp]);
     __syncwarp();
-    if (!alone) meet();
+    if (!alone) sync_warps();
     int const token = column * 8 + threadIdx.x % 32 / 4;
     if (column % warps != task.warp - first || token >= args.m) return;
     for (int warp = first; warp < first + warps; ++warp) add_rows(sums, turned[warp]);
@@ -232,12 +248,12 @@ __device__ void finish_split_tiles(MlpArgs<T, kProjections> const& args, int pha
     }
 }
 
-// Makes a layer's activations absent again, a slice per block.
+// Makes a layer's activations sentinels again, a slice per block.
 template <typename T>
 __device__ void erase(T* activations, int count, int blocks) {
-    constexpr uint32_t kAbsent = 0x01010101u * kAbsentByte;
+    constexpr uint32_t kSentinel = 0x01010101u * kSentinelByte;
     for (int i = blockIdx.x * kThreads + threadIdx.x; i < count / 8; i += blocks * kThreads) {
-        store_eight(reinterpret_cast<uint4*>(activations) + i, make_uint4(kAbsent, kAbsent, kAbsent, kAbsent));
+        store_eight(reinterpret_cast<uint4*>(activations) + i, make_uint4(kSentinel, kSentinel, kSentinel, kSentinel));
     }
 }
 
@@ -258,22 +274,15 @@ __device__ __forceinline__ void shift(float (&acc)[2][kColumns][4]) {
     for (int i = 0; i < 8 * (kColumns - 1); ++i) acc[i / 4 % 2][i / 8][i % 4] = acc[i / 4 % 2][i / 8 + 1][i % 4];
 }
 
-// NOTES: why the rings of activations suffice. Where up's K is split, a block sees only a part of x. But one value of
-// x(l) needs all of hidden(l - 1), which needs all of x(l - 1), and so the end of `down` of layer l - 2: a block that
-// has come to `down` of layer l erases its slices of hidden(l - 2) and x(l - 2), which nobody will read again, and
-// fences before it publishes anything of its own. Whoever has seen all of x(l + 1) has seen something of every erasing
-// block behind its fence. Where hidden(l + 2) is next in that place, this is everybody who writes or awaits it, having
-// seen a value of x(l + 2) or of hidden(l + 1); so it is with x(l + 3), even for a block that has no task of `down` and
-// has seen but a part of x(l + 2).
 template <typename T, int kColumns, int kProjections>
 __device__ __forceinline__ void multiply_phases(MlpArgs<T, kProjections> const& args, Rings<kWarps> const& rings,
-                                                uint8_t* panel, float* rms, Turned* turned) {
+                                                uint8_t* staged_tile, float* rms, Turned* turned) {
     using P = Product<T, kColumns>;
     int const warp = threadIdx.x / 32;
     int const chunk_bytes = P::chunk_bytes(args.m);
-    // While the first weights are on their way.
-    for (int i = threadIdx.x; i < args.shared.panel_chunks * (chunk_bytes / 16); i += kThreads) {
-        reinterpret_cast<uint4*>(panel)[i] = make_uint4(0u, 0u, 0u, 0u);
+    // While the first weights are in flight.
+    for (int i = threadIdx.x; i < args.shared.staged_tile_chunks * (chunk_bytes / 16); i += kThreads) {
+        reinterpret_cast<uint4*>(staged_tile)[i] = make_uint4(0u, 0u, 0u, 0u);
     }
     RingPosition position;
 #pragma unroll 1
@@ -298,21 +307,21 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T, kProjections> const& 
             WarpTask const task(p, index, warp);
             Epilogue<T, kColumns> const epilogue(args, at.which, at.layer, task.first_tile + task.tile, at.out);
             Accumulators<kColumns> acc = {}, next = {};
-            for (int begin = task.begin; begin < task.end; begin += args.shared.panel_chunks) {
-                int const end = min(begin + args.shared.panel_chunks, task.end);
+            for (int begin = task.begin; begin < task.end; begin += args.shared.staged_tile_chunks) {
+                int const end = min(begin + args.shared.staged_tile_chunks, task.end);
                 if (staged != begin) {
-                    meet();
-                    stage_activations<T, kColumns>(from, begin, end, panel);
+                    sync_warps();
+                    stage_activations<T, kColumns>(from, begin, end, staged_tile);
                     staged = begin;
                     if (kProjections > 1 && at.last) fence();
-                    meet();
+                    sync_warps();
                 }
                 WarpTask::Part const part = task.part(end - begin);
                 auto const multiply_chunks = [&](int first, int count) {
 #pragma unroll 1
                     for (int chunk = first; chunk < first + count; ++chunk) {
                         uint8_t const* const stage = rings.acquire(warp, position);
-                        multiply<T, kColumns>(stage, panel + chunk * chunk_bytes, args.m, args.one, acc);
+                        multiply<T, kColumns>(stage, staged_tile + chunk * chunk_bytes, args.m, args.one, acc);
                         rings.release(warp, position);
                     }
                 };
@@ -341,7 +350,8 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T, kProjections> const& 
             }
         }
         if (p.split.splits > 1 && blockIdx.x < args.blocks) {
-            meet();  // others may still add up what this warp has turned, and would find parts of split tiles there
+            sync_warps();  // others may still add up what this warp has turned, and would find parts of split tiles
+                           // there
             finish_split_tiles<T, kColumns>(args, phase, at.out, turned[warp]);
         }
     }
@@ -360,7 +370,7 @@ __global__ __launch_bounds__(kBlockThreads,
     if (threadIdx.x % 32 == 0 && warp < kWarps) rings.init(warp);
     __syncthreads();
     if (warp >= kWarps) {
-        fill_phases(args, warp - kWarps, rings);
+        produce_phases(args, warp - kWarps, rings);
         return;
     }
     // In this order: a kernel that starts early may then read, before its own wait, what ended two launches ago.

@@ -1,9 +1,16 @@
 // A mixture of experts at any number of tokens: the chosen experts' weights stream to the tensor cores once for every
-// job of 8 or 32 pairs, whose tokens are the columns. Three phases of one launch: gate and up; down; the weighted sums.
-// Several small blocks per SM, so that one stages or finishes while others multiply; each takes an even, contiguous
-// part of a phase's tasks, so that neighbours share their job's activations. As in sm80_w4a16_mlp.cuh most of a block's
-// warps stage and multiply while the others keep weights on their way (sm80_w4a16_ring.cuh); hidden activations and the
-// experts' outputs are their own flags (sm80_w4a16_exchange.cuh).
+// work item of 8 or 32 pairs, whose tokens are the columns. Three phases of one launch: gate and up; down; the weighted
+// sums. Several small blocks per SM, so that one stages or finishes while others multiply; each takes an even,
+// contiguous part of a phase's tasks, so that neighbours share their work item's activations. As in sm80_w4a16_mlp.cuh
+// consumer warps stage and multiply while producer warps keep weights in flight (sm80_w4a16_ring.cuh).
+//
+// What blocks exchange, as sentinels (exchange/sentinels.cuh) that the plan's launch resets; every buffer is written
+// once a launch, so that nothing is overwritten:
+//
+//     buffer       writer  readers
+//     hidden       up      down
+//     outputs      down    sums
+//     y            sums    the caller
 #pragma once
 
 #include "w4a16/stream/sm80_w4a16_mlp.cuh"
@@ -11,43 +18,44 @@
 
 namespace trt_nvfp4::w4a16 {
 
-// A chunk of activations of `places` tokens in a panel: first the values, of which eight tokens share a column, then,
-// where the product has them, factors.
-__host__ __device__ constexpr int job_factors(int places) { return kChunk * 2 * places; }
+// A chunk of activations of `places` tokens in a staged tile: first the values, of which eight tokens share a column,
+// then, where the product has them, factors.
+__host__ __device__ constexpr int item_factors(int places) { return kChunk * 2 * places; }
 
 template <typename T, int kMostColumns>
-__host__ __device__ constexpr int job_panel_bytes(int places) {
+__host__ __device__ constexpr int item_staged_tile_bytes(int places) {
     constexpr int kAligned = 16;
     int const factors = Product<T, kMostColumns>::kHasFactors ? (4 * places < kAligned ? kAligned : 4 * places) : 0;
-    return job_factors(places) + factors;
+    return item_factors(places) + factors;
 }
 
-// A job's tokens in a panel: of up to eight just as many as a power of two has, so that few tokens take few bytes.
-__host__ __device__ constexpr int job_places(int count) {
+// A work item's tokens in a staged tile: of up to eight just as many as a power of two has, so that few tokens take few
+// bytes.
+__host__ __device__ constexpr int item_places(int count) {
     return count <= 1 ? 1 : count <= 2 ? 2 : count <= 4 ? 4 : count <= 8 ? 8 : count <= 16 ? 16 : 32;
 }
 
-// As multiply_chunk, with a panel of `places` tokens: columns beyond them repeat others, and are not kept.
+// As multiply_chunk, with a staged tile of `places` tokens: columns beyond them repeat others, and are not kept.
 template <typename T, int kColumns, int kMostColumns>
-__device__ __forceinline__ void multiply_places(uint8_t const* stage, uint8_t const* panel, int places, uint32_t one,
-                                                Accumulators<kMostColumns>& acc) {
+__device__ __forceinline__ void multiply_places(uint8_t const* stage, uint8_t const* staged_tile, int places,
+                                                uint32_t one, Accumulators<kMostColumns>& acc) {
     int const lane = threadIdx.x % 32;
     int const pitch = kColumns > 1 ? 32 : places * 4;
     int const place = kColumns > 1 ? lane : (lane / 4 & (places - 1)) * 4 + lane % 4;
-    multiply_values<T, kColumns, 1>(stage, panel, lane, pitch, place, one, acc);
+    multiply_values<T, kColumns, 1>(stage, staged_tile, lane, pitch, place, one, acc);
 }
 
-// The same for T, of a panel as stage_job leaves it.
+// The same for T, of a staged tile as stage_item leaves it.
 template <typename T, int kColumns, int kMostColumns>
-__device__ __forceinline__ void multiply_job_chunk(uint8_t const* stage, uint8_t const* panel, int places, uint32_t one,
-                                                   Accumulators<kMostColumns>& acc) {
+__device__ __forceinline__ void multiply_item_chunk(uint8_t const* stage, uint8_t const* staged_tile, int places,
+                                                    uint32_t one, Accumulators<kMostColumns>& acc) {
     if constexpr (!Product<T, kMostColumns>::kHasFactors) {
-        multiply_places<T, kColumns>(stage, panel, places, one, acc);
+        multiply_places<T, kColumns>(stage, staged_tile, places, one, acc);
     } else {
         static_assert(kMostColumns == 1, "factors of one column");
         Accumulators<1> of_chunk = {};
-        multiply_places<typename Product<T, 1>::Operand, 1>(stage, panel, places, one, of_chunk);
-        auto const* const factors = reinterpret_cast<float const*>(panel + job_factors(places));
+        multiply_places<typename Product<T, 1>::Operand, 1>(stage, staged_tile, places, one, of_chunk);
+        auto const* const factors = reinterpret_cast<float const*>(staged_tile + item_factors(places));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             float const factor = factors[(threadIdx.x % 4 * 2 + i) & (places - 1)];
@@ -60,11 +68,12 @@ __device__ __forceinline__ void multiply_job_chunk(uint8_t const* stage, uint8_t
     }
 }
 
-// Activations of chunks [begin, end) of a job to the panel, as multiply_job_chunk reads them. What lies in the places
-// of columns that the job does not have stays: it reaches no column that is kept. By all warps that multiply.
+// Activations of chunks [begin, end) of a work item to the staged tile, as multiply_item_chunk reads them. What lies in
+// the places of columns that the work item does not have stays: it reaches no column that is kept. By all warps that
+// multiply.
 template <typename T, int kMostColumns>
-__device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int segment, ExpertJob const& job,
-                                          int begin, int end, int places, uint8_t* panel) {
+__device__ __forceinline__ void stage_item(MoeArgs<T> const& args, int phase, int segment, WorkItem const& item,
+                                           int begin, int end, int places, uint8_t* staged_tile) {
     using P = Product<T, kMostColumns>;
     constexpr int kBatch = kMostColumns == 1 ? 5 : 8;  // as registers allow
     int const lane = threadIdx.x % 32;
@@ -74,7 +83,7 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
     bool const gathers = phase == kUpPhase && segment == kRouted;
     bool const scaled = gathers && args.scale_input;
     // Lane i finds the row of column i.
-    int row = job.first + min(lane, job.count - 1);
+    int row = item.first + min(lane, item.count - 1);
     float factor = 1.0f;
     if (gathers) {
         int const pair = args.plan.order[row];
@@ -85,11 +94,11 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
     int const k = args.weights[phase][segment].k;
     int const shift = __ffs(places) - 1;
     int const pitch = min(32, places * 4);
-    int const units = (end - begin) * job.count;
-    int const chunk_step = args.warps / job.count;
-    int const column_step = args.warps % job.count;
-    int chunk = warp / job.count;
-    int column = warp % job.count;
+    int const units = (end - begin) * item.count;
+    int const chunk_step = args.warps / item.count;
+    int const column_step = args.warps % item.count;
+    int chunk = warp / item.count;
+    int column = warp % item.count;
 #pragma unroll 1
     for (int first = 0; first < units; first += args.warps * kBatch) {
         uint4 eights[kBatch];
@@ -105,21 +114,21 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
             if (wanted && offset < k) eights[i] = load_eight(from[i]);
             chunk += chunk_step;
             column += column_step;
-            if (column >= job.count) {
-                column -= job.count;
+            if (column >= item.count) {
+                column -= item.count;
                 ++chunk;
             }
         }
-        for (bool absent = phase == kDownPhase; absent;) {
-            absent = false;
+        for (bool sentinel = phase == kDownPhase; sentinel;) {
+            sentinel = false;
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
-                if (!has_absent(eights[i])) continue;
+                if (!has_sentinel(eights[i])) continue;
                 eights[i] = load_eight(from[i]);
-                absent = true;
+                sentinel = true;
             }
         }
-        if (first == 0) meet<kMoeWarps<kMostColumns>>();  // nobody reads what is overwritten now
+        if (first == 0) sync_warps<kMoeWarps<kMostColumns>>();  // nobody reads what is overwritten now
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             if (at[i] < 0) break;
@@ -130,17 +139,18 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
 #pragma unroll
                 for (int j = 0; j < 8; ++j) values[j] = ptx::from_float<T>(ptx::to_float(values[j]) * of_pair);
             }
-            uint8_t* const chunk_panel = panel + (at[i] >> shift) * job_panel_bytes<T, kMostColumns>(places);
+            uint8_t* const chunk_staged_tile =
+                staged_tile + (at[i] >> shift) * item_staged_tile_bytes<T, kMostColumns>(places);
             if constexpr (P::kHasFactors) {
                 float of_chunk;
                 eights[i] = to_half<T>(eights[i], of_chunk);
-                reinterpret_cast<float*>(chunk_panel + job_factors(places))[of_column] = of_chunk;
+                reinterpret_cast<float*>(chunk_staged_tile + item_factors(places))[of_column] = of_chunk;
             }
             int const slot = (word * max(1, places / 8) + of_column / 8) * pitch + of_column % 8 * 4 + t;
-            *reinterpret_cast<uint4*>(chunk_panel + slot * 16) = pair_activations<typename P::Operand>(eights[i]);
+            *reinterpret_cast<uint4*>(chunk_staged_tile + slot * 16) = pair_activations<typename P::Operand>(eights[i]);
         }
     }
-    meet<kMoeWarps<kMostColumns>>();
+    sync_warps<kMoeWarps<kMostColumns>>();
 }
 
 // Eight rows' values through the activation, where gated two each, in T. Not inlined, which saves registers.
@@ -197,10 +207,10 @@ __device__ __forceinline__ void finish_rows(MoeArgs<T> const& args, int phase, i
 // One task with up to 8 * kMostColumns pairs. Its parts are in the program once, the loops over chunks excepted.
 // same_activations: the task before had the same.
 template <typename T, int kMostColumns>
-__device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask const& task, ExpertJob const& job,
+__device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask const& task, WorkItem const& item,
                                          int phase, int part, bool same_activations,
                                          Rings<kMoeWarps<kMostColumns>> const& rings, RingPosition& position,
-                                         uint8_t* panel, Turned* turned) {
+                                         uint8_t* staged_tile, Turned* turned) {
     ExpertWeights const& w = args.weights[phase][task.segment];
     int const lane = threadIdx.x % 32;
     int const warp = threadIdx.x / 32;
@@ -212,21 +222,21 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
     uint4 bias = make_uint4(0u, 0u, 0u, 0u);
     if (row < w.rows && task.split == 0) {
         bias = *reinterpret_cast<uint4 const*>(static_cast<T const*>(w.bias) +
-                                               static_cast<int64_t>(job.expert) * w.rows + row);
+                                               static_cast<int64_t>(item.expert) * w.rows + row);
     }
-    float const tensor_scale = w.tensor_scale[job.expert];
+    float const tensor_scale = w.tensor_scale[item.expert];
 
-    int const places = job_places(job.count);
-    int const capacity = args.memory.panel_bytes / job_panel_bytes<T, kMostColumns>(places);
+    int const places = item_places(item.count);
+    int const capacity = args.memory.staged_tile_bytes / item_staged_tile_bytes<T, kMostColumns>(places);
     int const chunks = task.end - task.begin;
-    int const panels = chunks <= capacity ? 1 : (chunks + capacity - 1) / capacity;
-    int const panel_chunks = panels == 1 ? chunks : (chunks + panels - 1) / panels;
+    int const staged_tiles = chunks <= capacity ? 1 : (chunks + capacity - 1) / capacity;
+    int const staged_tile_chunks = staged_tiles == 1 ? chunks : (chunks + staged_tiles - 1) / staged_tiles;
     Accumulators<kMostColumns> acc = {};
 #pragma unroll 1
-    for (int begin = task.begin; begin < task.end; begin += panel_chunks) {
-        int const end = min(begin + panel_chunks, task.end);
-        if (!same_activations || panels > 1) {
-            stage_job<T, kMostColumns>(args, phase, task.segment, job, begin, end, places, panel);
+    for (int begin = task.begin; begin < task.end; begin += staged_tile_chunks) {
+        int const end = min(begin + staged_tile_chunks, task.end);
+        if (!same_activations || staged_tiles > 1) {
+            stage_item<T, kMostColumns>(args, phase, task.segment, item, begin, end, places, staged_tile);
         }
         int const first = begin + ((task.k_group - (begin - task.begin)) & (k_groups - 1));
         auto const multiply = [&](auto columns) {
@@ -235,9 +245,9 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
                 for (int chunk = first; chunk < end; chunk += k_groups) {
                     uint8_t const* const stage = rings.acquire(warp, position);
                     if (has_rows) {
-                        multiply_job_chunk<T, decltype(columns)::value>(
-                            stage, panel + (chunk - begin) * job_panel_bytes<T, kMostColumns>(places), places, args.one,
-                            acc);
+                        multiply_item_chunk<T, decltype(columns)::value>(
+                            stage, staged_tile + (chunk - begin) * item_staged_tile_bytes<T, kMostColumns>(places),
+                            places, args.one, acc);
                     }
                     rings.release(warp, position);
                 }
@@ -257,12 +267,12 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
     }
 
 #pragma unroll 1
-    for (int column = 0; column * 8 < job.count; ++column) {
-        if (k_groups > 1) meet<kMoeWarps<kMostColumns>>();
+    for (int column = 0; column * 8 < item.count; ++column) {
+        if (k_groups > 1) sync_warps<kMoeWarps<kMostColumns>>();
         __syncwarp();
         turn(acc[0][0], acc[1][0], turned[warp]);
         __syncwarp();
-        if (k_groups > 1) meet<kMoeWarps<kMostColumns>>();
+        if (k_groups > 1) sync_warps<kMoeWarps<kMostColumns>>();
 #pragma unroll
         for (int next = 1; next < kMostColumns; ++next) {
 #pragma unroll
@@ -273,16 +283,16 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
         }
         int const token = column * 8 + lane / 4;
         // In turn, so that no warp is always behind.
-        if (!has_rows || ((column + part) & (k_groups - 1)) != task.k_group || token >= job.count || row >= w.rows) {
+        if (!has_rows || ((column + part) & (k_groups - 1)) != task.k_group || token >= item.count || row >= w.rows) {
             continue;
         }
-        finish_rows<T, kMostColumns>(args, phase, task.segment, task.split, row, job.first + token, bias, tensor_scale,
+        finish_rows<T, kMostColumns>(args, phase, task.segment, task.split, row, item.first + token, bias, tensor_scale,
                                      &turned[warp - task.k_group][lane / 4][lane % 4 * 8]);
     }
 }
 
-// Four neighbouring outputs, once they are there: no arithmetic yields the NaN that stands for absent.
-__device__ __forceinline__ bool is_absent(uint4 four) {
+// Four neighbouring outputs, once they are there: no arithmetic yields the NaN of the sentinel.
+__device__ __forceinline__ bool is_sentinel(uint4 four) {
     return (four.x == ~0u) | (four.y == ~0u) | (four.z == ~0u) | (four.w == ~0u);
 }
 
@@ -293,7 +303,7 @@ __device__ void sum_outputs(MoeArgs<T> const& args) {
     int const slices = (width + 127) / 128;
     MoeTerms const terms{args.plan,
                          args.outputs[kRouted],
-                         args.shared_jobs > 0 ? args.outputs[kShared] : nullptr,
+                         args.shared_items > 0 ? args.outputs[kShared] : nullptr,
                          args.split[kDownPhase].splits,
                          args.m,
                          args.top_k,
@@ -320,13 +330,13 @@ __device__ void sum_outputs(MoeArgs<T> const& args) {
                 fours[i] = load_eight(from[i]);
                 next = terms.later(next, 1);
             }
-            for (bool absent = true; absent;) {
-                absent = false;
+            for (bool sentinel = true; sentinel;) {
+                sentinel = false;
 #pragma unroll
                 for (int i = 0; i < kBatch; ++i) {
-                    if (!is_absent(fours[i])) continue;
+                    if (!is_sentinel(fours[i])) continue;
                     fours[i] = load_eight(from[i]);
-                    absent = true;
+                    sentinel = true;
                 }
             }
 #pragma unroll
@@ -348,12 +358,12 @@ __device__ void sum_outputs(MoeArgs<T> const& args) {
 
 template <typename T, int kMostColumns>
 __device__ __forceinline__ void multiply_experts(MoeArgs<T> const& args, TaskRanges const& ranges,
-                                                 Rings<kMoeWarps<kMostColumns>> const& rings, uint8_t* panel,
+                                                 Rings<kMoeWarps<kMostColumns>> const& rings, uint8_t* staged_tile,
                                                  Turned* turned) {
-    // No column may be uninitialised. While the first weights are on their way.
+    // No column may be uninitialised. While the first weights are in flight.
 #pragma unroll 1
-    for (int i = threadIdx.x; i < args.memory.panel_bytes / 16; i += 32 * kMoeWarps<kMostColumns>) {
-        reinterpret_cast<uint4*>(panel)[i] = make_uint4(0u, 0u, 0u, 0u);
+    for (int i = threadIdx.x; i < args.memory.staged_tile_bytes / 16; i += 32 * kMoeWarps<kMostColumns>) {
+        reinterpret_cast<uint4*>(staged_tile)[i] = make_uint4(0u, 0u, 0u, 0u);
     }
     RingPosition position;
 #pragma unroll 1
@@ -362,18 +372,18 @@ __device__ __forceinline__ void multiply_experts(MoeArgs<T> const& args, TaskRan
         bool const same_for_all = phase == kUpPhase && args.m == 1 && !args.scale_input;
 #pragma unroll 1
         for (TaskPlace place = ranges.begin[phase]; place.is_before(ranges.end[phase]);) {
-            ExpertTask const task(args, phase, ranges.routed_jobs, place, threadIdx.x / 32);
+            ExpertTask const task(args, phase, ranges.routed_items, place, threadIdx.x / 32);
             bool const same_activations = ranges.begin[phase].is_before(place) && args.split[phase].splits == 1 &&
                                           (place.part > 0 || same_for_all);
-            run_task<T, kMostColumns>(args, task, job_of(args, task), phase, place.part, same_activations, rings,
-                                      position, panel, turned);
-            place = place.next(args.weights[phase][task.segment].tasks_per_job);
+            run_task<T, kMostColumns>(args, task, item_of(args, task), phase, place.part, same_activations, rings,
+                                      position, staged_tile, turned);
+            place = place.next(args.weights[phase][task.segment].tasks_per_item);
         }
     }
     if (args.last_phase > kSumPhase) sum_outputs(args);
 }
 
-// Jobs have at most 8 * kMostColumns pairs.
+// Work items have at most 8 * kMostColumns pairs.
 template <typename T, int kMostColumns>
 __global__ __launch_bounds__(kMoeThreads<kMostColumns>,
                              kMoeBlocks<kMostColumns>) void sm80_w4a16_moe(__grid_constant__ MoeArgs<T> const args) {
@@ -395,7 +405,7 @@ __global__ __launch_bounds__(kMoeThreads<kMostColumns>,
     }
     __syncthreads();
     if (warp >= kMultipliers) {
-        fill_experts<kMostColumns>(args, ranges, warp - kMultipliers, rings);
+        produce_experts<kMostColumns>(args, ranges, warp - kMultipliers, rings);
         return;
     }
     multiply_experts<T, kMostColumns>(args, ranges, rings, shared + kMultipliers * args.memory.stages * kStageBytes,

@@ -17,13 +17,13 @@ struct ExpertWeights {
     float const* tensor_scale;
     void const* bias;
     int rows, k;
-    int tasks_per_job;
+    int tasks_per_item;
 
     __host__ __device__ int chunks() const { return (k + kChunk - 1) / kChunk; }
     __host__ __device__ int tiles() const { return (rows + 127) / 128 * kTilesPerGroup; }
 };
 
-constexpr int kRouted = 0, kShared = 1;  // what jobs come in: first all routed ones, then the shared expert's
+constexpr int kRouted = 0, kShared = 1;  // what work items come in: first all routed ones, then the shared expert's
 
 template <typename T>
 struct MoeArgs {
@@ -31,7 +31,7 @@ struct MoeArgs {
     MoeSplit split[2];            // [phase]; up is not split over blocks
     int first_phase, last_phase;  // half open
     MoePlan plan;
-    int m, top_k, job_tokens, shared_jobs;
+    int m, top_k, item_tokens, shared_items;
     int warps;  // of a block, that multiply
     bool scale_input;
     TrtNvfp4Activation activation;
@@ -45,34 +45,34 @@ struct MoeArgs {
     uint32_t one;  // 1, see shift_left
 };
 
-// Which task: its job, the shared expert's behind the routed ones, and its number among the job's.
+// Which task: its work item, the shared expert's behind the routed ones, and its number among the work item's.
 struct TaskPlace {
-    int job, part;
+    int item, part;
 
     __device__ __forceinline__ bool is_before(TaskPlace const& other) const {
-        return job < other.job || (job == other.job && part < other.part);
+        return item < other.item || (item == other.item && part < other.part);
     }
-    __device__ __forceinline__ TaskPlace next(int tasks_per_job) const {
-        return TaskPlace{job, part + 1}.carried(tasks_per_job);
+    __device__ __forceinline__ TaskPlace next(int tasks_per_item) const {
+        return TaskPlace{item, part + 1}.carried(tasks_per_item);
     }
-    // The same where a job's tasks have been counted to their end.
-    __device__ __forceinline__ TaskPlace carried(int tasks_per_job) const {
-        return part < tasks_per_job ? *this : TaskPlace{job + 1, 0};
+    // The same where a work item's tasks have been counted to their end.
+    __device__ __forceinline__ TaskPlace carried(int tasks_per_item) const {
+        return part < tasks_per_item ? *this : TaskPlace{item + 1, 0};
     }
 };
 
-// A warp's part of a block's task: some tiles of a job by one of `splits` parts of K. Every warp goes through as many
-// stages of its ring, so that a filler's rings advance together: in the last one a warp may have no chunk.
+// A warp's part of a block's task: some tiles of a work item by one of `splits` parts of K. Every warp goes through as
+// many stages of its ring, so that a producer warp's rings advance together: in the last one a warp may have no chunk.
 struct ExpertTask {
-    int segment, job;  // the job's number within its segment
+    int segment, item;  // the work item's number within its segment
     int tile, k_group, split;
     int begin, end;  // chunks
 
     template <typename T>
-    __device__ __forceinline__ ExpertTask(MoeArgs<T> const& args, int phase, int routed_jobs, TaskPlace place,
+    __device__ __forceinline__ ExpertTask(MoeArgs<T> const& args, int phase, int routed_items, TaskPlace place,
                                           int warp) {
-        segment = place.job < routed_jobs ? kRouted : kShared;
-        job = segment == kRouted ? place.job : place.job - routed_jobs;
+        segment = place.item < routed_items ? kRouted : kShared;
+        item = segment == kRouted ? place.item : place.item - routed_items;
         // Powers of two: a division is twenty instructions.
         MoeSplit const& way = args.split[phase];
         int const k_bits = __ffs(way.k_groups) - 1;
@@ -91,115 +91,115 @@ struct ExpertTask {
 };
 
 template <typename T>
-__device__ __forceinline__ ExpertJob job_of(MoeArgs<T> const& args, ExpertTask const& task) {
-    if (task.segment == kRouted) return args.plan.jobs[task.job];
-    int const first = task.job * args.job_tokens;
-    return {0, first, min(args.job_tokens, args.m - first), 0};
+__device__ __forceinline__ WorkItem item_of(MoeArgs<T> const& args, ExpertTask const& task) {
+    if (task.segment == kRouted) return args.plan.items[task.item];
+    int const first = task.item * args.item_tokens;
+    return {0, first, min(args.item_tokens, args.m - first), 0};
 }
 
 // A block's tasks of the phases, of even cost. By a whole warp. The first weight waits for all of this: hence a trip to
 // L2 for all four places at a time, and nothing in 64 bits (see serves()).
 struct TaskRanges {
-    int routed_jobs;
+    int routed_items;
     TaskPlace begin[2], end[2];  // [phase]
 
     TaskRanges() = default;
 
     template <typename T>
-    __device__ __forceinline__ explicit TaskRanges(MoeArgs<T> const& args) : routed_jobs(*args.plan.job_count) {
-        int const jobs_cost = *args.plan.total_cost;
+    __device__ __forceinline__ explicit TaskRanges(MoeArgs<T> const& args) : routed_items(*args.plan.item_count) {
+        int const items_cost = *args.plan.total_cost;
         int shared_cost = 0;
 #pragma unroll 1
-        for (int job = 0; job < args.shared_jobs; ++job) shared_cost += job_cost(shared_count(args, job));
+        for (int item = 0; item < args.shared_items; ++item) shared_cost += item_cost(shared_count(args, item));
         int targets[4];
         unsigned begun[4] = {};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            int const all = jobs_cost * args.weights[i / 2][kRouted].tasks_per_job +
-                            shared_cost * args.weights[i / 2][kShared].tasks_per_job;
+            int const all = items_cost * args.weights[i / 2][kRouted].tasks_per_item +
+                            shared_cost * args.weights[i / 2][kShared].tasks_per_item;
             unsigned const block = blockIdx.x + i % 2;
             float const share = __fdividef(static_cast<float>(block), static_cast<float>(gridDim.x));
             targets[i] = block < gridDim.x ? static_cast<int>(static_cast<float>(all) * share) : all;
         }
 #pragma unroll 1
-        for (int job = threadIdx.x % 32; job < routed_jobs; job += 32) {
-            int const before = args.plan.jobs[job].cost_before;
+        for (int item = threadIdx.x % 32; item < routed_items; item += 32) {
+            int const before = args.plan.items[item].cost_before;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) begun[i] += before * args.weights[i / 2][kRouted].tasks_per_job <= targets[i];
+            for (int i = 0; i < 4; ++i) begun[i] += before * args.weights[i / 2][kRouted].tasks_per_item <= targets[i];
         }
-        ExpertJob jobs[4];
+        WorkItem items[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             begun[i] = __reduce_add_sync(0xffffffffu, begun[i]) - 1;
-            jobs[i] = args.plan.jobs[begun[i]];
+            items[i] = args.plan.items[begun[i]];
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            int const per_job = args.weights[i / 2][kRouted].tasks_per_job;
+            int const per_item = args.weights[i / 2][kRouted].tasks_per_item;
             TaskPlace& place = (i % 2 == 0 ? begin : end)[i / 2];
-            place.job = static_cast<int>(begun[i]);
-            place.part = tasks_of(jobs[i].count, targets[i] - jobs[i].cost_before * per_job);
-            place = place.carried(per_job);
-            int const into_shared = targets[i] - jobs_cost * per_job;
-            if (into_shared >= 0) place = shared_place(args, i / 2, routed_jobs, into_shared);
+            place.item = static_cast<int>(begun[i]);
+            place.part = tasks_of(items[i].count, targets[i] - items[i].cost_before * per_item);
+            place = place.carried(per_item);
+            int const into_shared = targets[i] - items_cost * per_item;
+            if (into_shared >= 0) place = shared_place(args, i / 2, routed_items, into_shared);
         }
     }
 
  private:
     template <typename T>
-    static __device__ __forceinline__ int shared_count(MoeArgs<T> const& args, int job) {
-        return min(args.job_tokens, args.m - job * args.job_tokens);
+    static __device__ __forceinline__ int shared_count(MoeArgs<T> const& args, int item) {
+        return min(args.item_tokens, args.m - item * args.item_tokens);
     }
 
-    // Tasks of a job of `count` pairs that begin before `cost`.
+    // Tasks of a work item of `count` pairs that begin before `cost`.
     static __device__ __forceinline__ int tasks_of(int count, int cost) {
-        unsigned const each = job_cost(count);
+        unsigned const each = item_cost(count);
         return static_cast<int>((static_cast<unsigned>(cost) + each - 1) / each);
     }
 
     template <typename T>
-    static __device__ __noinline__ TaskPlace shared_place(MoeArgs<T> const& args, int phase, int routed_jobs,
+    static __device__ __noinline__ TaskPlace shared_place(MoeArgs<T> const& args, int phase, int routed_items,
                                                           int cost) {
-        int const per_job = args.weights[phase][kShared].tasks_per_job;
-        for (int job = 0; job < args.shared_jobs; ++job) {
-            int const all = per_job * job_cost(shared_count(args, job));
+        int const per_item = args.weights[phase][kShared].tasks_per_item;
+        for (int item = 0; item < args.shared_items; ++item) {
+            int const all = per_item * item_cost(shared_count(args, item));
             if (cost < all) {
-                return TaskPlace{routed_jobs + job, tasks_of(shared_count(args, job), cost)}.carried(per_job);
+                return TaskPlace{routed_items + item, tasks_of(shared_count(args, item), cost)}.carried(per_item);
             }
             cost -= all;
         }
-        return {routed_jobs + args.shared_jobs, 0};
+        return {routed_items + args.shared_items, 0};
     }
 };
 
-// A block's weights of all phases, by one warp, for some of the warps that multiply.
+// A block's weights of all phases, by one warp, for some of the consumer warps.
 template <int kMostColumns, typename T>
-__device__ __forceinline__ void fill_experts(MoeArgs<T> const& args, TaskRanges const& ranges, int filler,
-                                             Rings<kMoeWarps<kMostColumns>> const& rings) {
-    constexpr int kTiles = kMoeWarps<kMostColumns> / kMoeFillers<kMostColumns>;
-    constexpr int kInFlight = kMoeStagesInFlight<kMostColumns> / kMoeFillers<kMostColumns>;
-    int const first = uniform(filler) * kTiles;
+__device__ __forceinline__ void produce_experts(MoeArgs<T> const& args, TaskRanges const& ranges, int producer,
+                                                Rings<kMoeWarps<kMostColumns>> const& rings) {
+    constexpr int kTiles = kMoeWarps<kMostColumns> / kMoeProducers<kMostColumns>;
+    constexpr int kInFlight = kMoeStagesInFlight<kMostColumns> / kMoeProducers<kMostColumns>;
+    int const first = uniform(producer) * kTiles;
     RingPosition at;
 #pragma unroll 1
     for (int phase = args.first_phase; phase < min(args.last_phase, static_cast<int>(kSumPhase)); ++phase) {
         int const k_groups = args.split[phase].k_groups;
 #pragma unroll 1
         for (TaskPlace place = ranges.begin[phase]; place.is_before(ranges.end[phase]);) {
-            ExpertTask const first_task(args, phase, ranges.routed_jobs, place, first);
+            ExpertTask const first_task(args, phase, ranges.routed_items, place, first);
             ExpertWeights const& w = args.weights[phase][first_task.segment];
-            int64_t const expert = job_of(args, first_task).expert;
+            int64_t const expert = item_of(args, first_task).expert;
             uint8_t const* const codes = w.codes + expert * w.rows * (w.k / 2);
             uint8_t const* const scales = w.scales + expert * scale_bytes(w.rows, w.k);
             TileCopies tiles[kTiles];
 #pragma unroll
             for (int i = 0; i < kTiles; ++i) {
-                ExpertTask const task(args, phase, ranges.routed_jobs, place, first + i);
+                ExpertTask const task(args, phase, ranges.routed_items, place, first + i);
                 int const begin = task.tile < w.tiles() ? task.begin + task.k_group : task.end;
                 tiles[i] = TileCopies({codes, scales, w.rows, w.k, task.tile, begin, task.end, k_groups});
             }
             int const steps = (first_task.end - first_task.begin + k_groups - 1) >> (__ffs(k_groups) - 1);
             fill<kInFlight>(rings, at, first, tiles, steps);
-            place = place.next(w.tasks_per_job);
+            place = place.next(w.tasks_per_item);
         }
     }
 }

@@ -1,17 +1,17 @@
 // Tiles of rows of one projection after another, by all blocks of a launch: which of them are a warp's, and its weights
-// on their way through all phases.
+// in flight through all phases.
 #pragma once
 
 #include "api/trt_nvfp4.h"
 #include "common/divisor.h"
-#include "w4a16/stream/sm80_w4a16_exchange.cuh"
+#include "exchange/tagged_words.cuh"
 #include "w4a16/stream/sm80_w4a16_ring.cuh"
 
 namespace trt_nvfp4::w4a16 {
 
 constexpr int kThreads = 32 * kWarps;  // that multiply
-constexpr int kFillers = 4;            // warps that fill the rings
-constexpr int kBlockThreads = kThreads + 32 * kFillers;
+constexpr int kProducers = 4;          // warps that fill the rings
+constexpr int kBlockThreads = kThreads + 32 * kProducers;
 
 // One projection, for all layers. A block's task is a group of tiles of rows by one of `splits` parts of K.
 struct Projection {
@@ -31,7 +31,7 @@ struct Projection {
     __host__ __device__ int tiles() const { return (rows + 127) / 128 * kTilesPerGroup; }
 };
 
-// A task and one warp's part of it. The chunks of all tiles, of a panel at a time and tile by tile, are dealt out
+// A task and one warp's part of it. The chunks of all tiles, of a staged tile at a time and tile by tile, are dealt out
 // evenly: a warp has some of tile number `tile` of the task's, and perhaps some of the next.
 struct WarpTask {
     int first_tile, tiles, split;
@@ -51,8 +51,8 @@ struct WarpTask {
         tile = warp * tiles / kWarps;
     }
 
-    // Of a panel of so many chunks: the warp's first chunk of its first tile, how many it has of that and of the next,
-    // and how many any warp has at most.
+    // A warp's part of so many chunks: its first chunk of its first tile, how many it has of that and of the next, and
+    // the most that any warp has.
     struct Part {
         int first, of_tile, of_next, most;
     };
@@ -87,7 +87,7 @@ struct Surroundings {
     bool residual;  // adds the layer's x
 };
 
-// Of a launch of any kernel for phases.
+// Arguments that every kernel for phases has.
 template <typename T, int kProjections>
 struct PhasesArgs {
     Program<kProjections> program;
@@ -100,11 +100,11 @@ struct PhasesArgs {
     T* y;
     Partial* partials[kProjections];  // [tiles, splits, m, kTileRows]
     SharedMemory shared;
-    int in_flight;  // stages that a filler keeps under way
+    int in_flight;  // stages that a producer warp keeps in flight
     uint32_t one;   // 1, see shift_left
 };
 
-// What a warp multiplies of a panel: chunks of a tile, and then perhaps of the next.
+// What a warp multiplies of a staged tile: chunks of a tile, and then perhaps of the next.
 template <class Copies>
 struct WarpCopies {
     Copies of_tile, of_next;
@@ -133,15 +133,15 @@ struct LayerWeights {
     }
 };
 
-// The weights of all phases, by one of the fillers, for some of the warps that multiply. `weights` says what a phase
-// is, and where they are, once that is known.
+// The weights of all phases, by one of the producer warps, for some of the consumer warps. `weights` says what a
+// phase is, and where they are, once that is known.
 template <typename T, int kProjections, class Weights = LayerWeights>
-__device__ __forceinline__ void fill_phases(PhasesArgs<T, kProjections> const& args, int filler,
-                                            Rings<kWarps> const& rings, Weights const& weights = {}) {
+__device__ __forceinline__ void produce_phases(PhasesArgs<T, kProjections> const& args, int producer,
+                                               Rings<kWarps> const& rings, Weights const& weights = {}) {
     Program<kProjections> const& program = args.program;
-    int const panel_chunks = args.shared.panel_chunks;
-    constexpr int kRings = kWarps / kFillers;
-    int const first = uniform(filler) * kRings;
+    int const staged_tile_chunks = args.shared.staged_tile_chunks;
+    constexpr int kRings = kWarps / kProducers;
+    int const first = uniform(producer) * kRings;
     RingPosition at;
     for (int phase = program.first_phase; phase < program.last_phase; ++phase) {
         Step const of_phase = weights.template step<kProjections>(phase);
@@ -149,13 +149,13 @@ __device__ __forceinline__ void fill_phases(PhasesArgs<T, kProjections> const& a
         if (static_cast<int>(blockIdx.x) < p.tasks) weights.await(of_phase);
         for (int index = blockIdx.x; index < p.tasks; index += gridDim.x) {
             WarpTask const whole(p, index, 0);
-            for (int begin = whole.begin; begin < whole.end; begin += panel_chunks) {
+            for (int begin = whole.begin; begin < whole.end; begin += staged_tile_chunks) {
                 WarpCopies<typename Weights::Copies> tiles[kRings];
                 int steps = 0;
 #pragma unroll
                 for (int i = 0; i < kRings; ++i) {
                     WarpTask const task(p, index, first + i);
-                    WarpTask::Part const part = task.part(min(panel_chunks, task.end - begin));
+                    WarpTask::Part const part = task.part(min(staged_tile_chunks, task.end - begin));
                     auto const copies = [&](int tile, int first_chunk, int chunks) {
                         return weights.copies(p, of_phase, task.first_tile + tile, first_chunk, first_chunk + chunks);
                     };

@@ -16,29 +16,28 @@ namespace trt_nvfp4::w4a16 {
 template <int kColumns>
 using Accumulators = float[2][kColumns][4];
 
-// Of up to 8 * kColumns tokens. BF16 activations of up to 8 tokens are multiplied as FP16: weights take 10 instead of
-// 13 operations then, or one where the GPU converts E2M1, which it does to FP16 alone. For that, staged values of a
-// token and chunk have a factor, a power of two. At 8 it saves what
-// staging costs, of more tokens less.
+// The product of up to 8 * kColumns tokens. BF16 activations of up to 8 tokens are multiplied as FP16: weights take 10
+// instead of 13 operations then, or one where the GPU converts E2M1, which it only does to FP16. For that, staged
+// values of a token and chunk have a factor, a power of two. At 8 tokens it saves what staging costs, at more less.
 template <typename T, int kColumns>
 struct Product {
     using Operand = std::conditional_t<kColumns == 1, __half, T>;
     static constexpr bool kHasFactors = !std::is_same_v<Operand, T>;
     static constexpr int kTokens = 8 * kColumns;
 
-    // Of a column's tokens that a chunk of the panel has places for. Of m up to 4, in one column, it has those alone:
-    // the panel leaves its memory to weights, and K fits into it without being staged in parts.
+    // Places for a column's tokens in a staged chunk. Up to m = 4, in one column, only m: the memory left goes to
+    // weights, and K fits without being staged in parts.
     static __host__ __device__ constexpr int places(int m) { return kColumns == 1 && m <= 4 ? m : 8; }
-    // Where factors are in a chunk of the panel.
+    // Where factors are in a chunk of the staged tile.
     static __host__ __device__ constexpr int factors(int m) { return kChunk * 2 * kColumns * places(m); }
     static __host__ __device__ constexpr int chunk_bytes(int m) { return factors(m) + (kHasFactors ? 4 * kTokens : 0); }
 };
 
 // acc += this warp's tile of weights times a chunk of activations. Rows of lane 4g + t: g + {0, 32, 64, 96}. In the
-// panel columns are `pitch` lanes' 16 bytes apart, of which this lane reads number `place`. kHalves of the chunk are in
-// the program: both, or one twice where the whole would fill an SM's instruction cache.
+// staged tile columns are `pitch` lanes' 16 bytes apart, of which this lane reads number `place`. kHalves of the chunk
+// are in the program: both, or one twice where the whole would fill an SM's instruction cache.
 template <typename T, int kColumns, int kHalves, int kAccumulated>
-__device__ __forceinline__ void multiply_values(uint8_t const* stage, uint8_t const* panel, int lane, int pitch,
+__device__ __forceinline__ void multiply_values(uint8_t const* stage, uint8_t const* staged_tile, int lane, int pitch,
                                                 int place, uint32_t one, Accumulators<kAccumulated>& acc) {
     int const g = lane / 4;
     int const t = lane % 4;
@@ -70,7 +69,7 @@ __device__ __forceinline__ void multiply_values(uint8_t const* stage, uint8_t co
 #pragma unroll
             for (int column = 0; column < kColumns; ++column) {
                 uint4 const b = *reinterpret_cast<uint4 const*>(
-                    panel + (((half * 4 + word) * kColumns + column) * pitch + place) * 16);
+                    staged_tile + (((half * 4 + word) * kColumns + column) * pitch + place) * 16);
                 // Neighbours in this order belong to different accumulators, so that none waits for the one before.
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
@@ -89,31 +88,31 @@ __device__ __forceinline__ void multiply_values(uint8_t const* stage, uint8_t co
     }
 }
 
-// The same of a panel as Product describes it: columns beyond its places repeat others, and are not kept.
+// The same of a staged tile as Product describes it: columns beyond its places repeat others, and are not kept.
 template <typename T, int kColumns, int kHalves>
-__device__ __forceinline__ void multiply_chunk(uint8_t const* stage, uint8_t const* panel, int places, uint32_t one,
-                                               Accumulators<kColumns>& acc) {
+__device__ __forceinline__ void multiply_chunk(uint8_t const* stage, uint8_t const* staged_tile, int places,
+                                               uint32_t one, Accumulators<kColumns>& acc) {
     int lane = threadIdx.x % 32;
     // So that what follows from it is not kept in registers beside so many accumulators.
     if (kColumns == 4) asm volatile("" : "+r"(lane));
     int const place = kColumns == 1 ? min(lane / 4, places - 1) * 4 + lane % 4 : lane;
-    multiply_values<T, kColumns, kHalves>(stage, panel, lane, kColumns == 1 ? places * 4 : 32, place, one, acc);
+    multiply_values<T, kColumns, kHalves>(stage, staged_tile, lane, kColumns == 1 ? places * 4 : 32, place, one, acc);
 }
 
-// The same of T, of the panel of m tokens.
+// The same of T, of the staged tile of m tokens.
 template <typename T, int kColumns, int kHalves = 2>
-__device__ __forceinline__ void multiply(uint8_t const* stage, uint8_t const* panel, int m, uint32_t one,
+__device__ __forceinline__ void multiply(uint8_t const* stage, uint8_t const* staged_tile, int m, uint32_t one,
                                          Accumulators<kColumns>& acc) {
     using P = Product<T, kColumns>;
     if constexpr (!P::kHasFactors) {
-        multiply_chunk<T, kColumns, kHalves>(stage, panel, P::places(m), one, acc);
+        multiply_chunk<T, kColumns, kHalves>(stage, staged_tile, P::places(m), one, acc);
     } else {
         Accumulators<kColumns> of_chunk = {};
-        multiply_chunk<typename P::Operand, kColumns, kHalves>(stage, panel, P::places(m), one, of_chunk);
+        multiply_chunk<typename P::Operand, kColumns, kHalves>(stage, staged_tile, P::places(m), one, of_chunk);
 #pragma unroll
         for (int column = 0; column < kColumns; ++column) {
             float2 const factors =
-                *reinterpret_cast<float2 const*>(panel + P::factors(m) + (column * 8 + threadIdx.x % 4 * 2) * 4);
+                *reinterpret_cast<float2 const*>(staged_tile + P::factors(m) + (column * 8 + threadIdx.x % 4 * 2) * 4);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 float& sum = acc[i / 4][column][i % 4];

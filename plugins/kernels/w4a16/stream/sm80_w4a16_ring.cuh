@@ -1,10 +1,10 @@
-// Weights on their way to the tensor cores: a ring in shared memory for every multiplying warp, filled by warps that do
+// Weights in flight to the tensor cores: a ring in shared memory for every multiplying warp, filled by warps that do
 // nothing else.
 //
 // Weights never depend on activations, so copies run ahead across tasks, layers and grid barriers, and what the rings
-// hold keeps the tensor cores busy after a wait. Few copies are under way at a time: what an SM asks of L2 queues
+// hold keeps the tensor cores busy after a wait. Few copies are in flight at a time: what an SM asks of L2 queues
 // behind them, and the blocks wait for each other's activations in that queue. 32 KB per SM reach 94 % of an H200's
-// bandwidth at 1100 clocks for a hit in L2, 160 KB all of it at 6000 (benchmarks/NOTES.md).
+// bandwidth at 1100 clocks for a hit in L2, 160 KB all of it at 6000 (benchmarks/notes).
 #pragma once
 
 #include "formats/scale_layout.cuh"
@@ -117,8 +117,8 @@ class TileCopies {
         }
     }
 
-    // The next chunk to a stage; false if there is none. Copy i of a lane: row 4 * (i % 2) + lane / 8 of quarter i / 2,
-    // its 16-byte column lane % 8. Neighbouring rows swap columns, and scale tiles rotate, so that they are read
+    // Copies the next chunk to a stage; false after the last. Copy i of a lane: row 4 * (i % 2) + lane / 8 of quarter i
+    // / 2, its 16-byte column lane % 8. Neighbouring rows swap columns, and scale tiles rotate, so that they are read
     // without bank conflicts.
     __device__ __forceinline__ bool copy(uint32_t stage) {
         if (chunk_ >= end_) return false;
@@ -161,7 +161,7 @@ class TileCopies {
         ptx::cp_async_16(scale, scales_, (chunk_ * 4 + lane / 8) * 64 < k_);
     }
 
-    // Of copy i, from the lane's first.
+    // Row of copy i, from the lane's first.
     static __device__ constexpr int row_of(int i) { return i / 2 * 32 + i % 2 * 4; }
 
     int chunk_, end_, step_, k_, pitch_, rows_left_;
@@ -175,7 +175,7 @@ class TileCopies {
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
 // Fills, by one warp, `steps` stages of the rings of kCopies warps from `first` on, each with the next chunk of its
-// copies; where these have fewer chunks, stages hold nothing. At most kInFlight copies of a stage are under way.
+// copies; where these have fewer chunks, stages hold nothing. At most kInFlight copies of a stage are in flight.
 template <int kInFlight, typename Copies, int kCopies, int kRings>
 __device__ __forceinline__ void fill(Rings<kRings> const& rings, RingPosition& at, int first, Copies (&copies)[kCopies],
                                      int steps) {
@@ -193,7 +193,7 @@ __device__ __forceinline__ void fill(Rings<kRings> const& rings, RingPosition& a
     }
 }
 
-// What a warp keeps under way for a linear of sm80_w4a16_phases.cuh: 37 or 74 KB of a block's.
+// What a warp keeps in flight for a linear of sm80_w4a16_phases.cuh: 37 or 74 KB of a block's.
 constexpr int kFewInFlight = 2;
 constexpr int kManyInFlight = 4;
 

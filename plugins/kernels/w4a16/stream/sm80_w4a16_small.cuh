@@ -39,7 +39,7 @@ struct SmallArgs {
     int rows, k, m;
     TrtNvfp4Activation activation;
     SmallLinear shape;
-    int in_flight;  // stages that a filler keeps under way
+    int in_flight;  // stages that a producer warp keeps in flight
     uint32_t one;   // 1, see shift_left
 };
 
@@ -56,9 +56,9 @@ class TokenProducts {
 
     static __device__ __forceinline__ void clear(SmallArgs<T> const&, uint8_t*) {}
 
-    static __device__ __forceinline__ void stage(SmallArgs<T> const& args, int, uint8_t* panel) {
+    static __device__ __forceinline__ void stage(SmallArgs<T> const& args, int, uint8_t* staged_tile) {
         TokenInput<T, true> const from{args.x, nullptr, 0, args.k, nullptr, 0.0f};
-        stage_token<2>(from, 0, args.shape.chunks, panel);
+        stage_token<2>(from, 0, args.shape.chunks, staged_tile);
     }
     __device__ __forceinline__ void multiply(uint8_t const* stage, uint8_t const* chunk, SmallArgs<T> const& args) {
         multiply_token(stage, chunk, args.one, sums_);
@@ -88,26 +88,26 @@ class ColumnProducts {
 
     static __host__ __device__ constexpr int chunk_bytes(int m) { return P::chunk_bytes(m); }
 
-    // Of the chunks that the warp stages, so that columns without a token are zeros.
-    static __device__ __forceinline__ void clear(SmallArgs<T> const& args, uint8_t* panel) {
+    // Clears the chunks that the warp stages, so that columns without a token are zeros.
+    static __device__ __forceinline__ void clear(SmallArgs<T> const& args, uint8_t* staged_tile) {
         int const bytes = chunk_bytes(args.m);
         if (args.m == P::kTokens || (!P::kHasFactors && args.m == P::places(args.m))) return;
-        for (int chunk = threadIdx.x / 32; chunk < args.shape.panel_chunks; chunk += kWarps) {
-            auto* const units = reinterpret_cast<uint4*>(panel + chunk * bytes);
+        for (int chunk = threadIdx.x / 32; chunk < args.shape.staged_tile_chunks; chunk += kWarps) {
+            auto* const units = reinterpret_cast<uint4*>(staged_tile + chunk * bytes);
             for (int i = threadIdx.x % 32; i < bytes / 16; i += 32) units[i] = make_uint4(0u, 0u, 0u, 0u);
         }
         __syncwarp();
     }
 
-    // Every kWarps-th chunk of the panel, which has those of K from `rank` on that are the block's.
-    static __device__ __forceinline__ void stage(SmallArgs<T> const& args, int rank, uint8_t* panel) {
+    // Every kWarps-th chunk of the staged tile, which has those of K from `rank` on that are the block's.
+    static __device__ __forceinline__ void stage(SmallArgs<T> const& args, int rank, uint8_t* staged_tile) {
         constexpr int kBatch = 8;  // loads at once
         int const lane = threadIdx.x % 32;
         int const t = lane / 2 % 4;
         int const word = lane / 8 * 2 + lane % 2;
         Place loaded{static_cast<int>(threadIdx.x) / 32, 0}, stored = loaded;
 #pragma unroll 1
-        while (loaded.chunk < args.shape.panel_chunks) {
+        while (loaded.chunk < args.shape.staged_tile_chunks) {
             uint4 eights[kBatch];
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
@@ -118,9 +118,9 @@ class ColumnProducts {
             }
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
-                if (stored.chunk >= args.shape.panel_chunks) break;
-                store_activations<T, kColumns>(panel + stored.chunk * chunk_bytes(args.m), args.m, word, stored.token,
-                                               t, eights[i]);
+                if (stored.chunk >= args.shape.staged_tile_chunks) break;
+                store_activations<T, kColumns>(staged_tile + stored.chunk * chunk_bytes(args.m), args.m, word,
+                                               stored.token, t, eights[i]);
                 stored.advance(args.m);
             }
         }
@@ -164,9 +164,9 @@ __global__ __launch_bounds__(kBlockThreads, Products::blocks_on_sm(kForHopper)) 
     int const tile = blockIdx.x;
     int const rank = tile % kCluster;
     Rings<kWarps> const rings(small_shared, ring_barriers, shape.stages);
-    uint8_t* const panel = small_shared + kWarps * shape.stages * kStageBytes;
-    auto& sent =
-        *reinterpret_cast<SentSums<Products::kTokens>*>(panel + shape.panel_chunks * Products::chunk_bytes(args.m));
+    uint8_t* const staged_tile = small_shared + kWarps * shape.stages * kStageBytes;
+    auto& sent = *reinterpret_cast<SentSums<Products::kTokens>*>(staged_tile + shape.staged_tile_chunks *
+                                                                                   Products::chunk_bytes(args.m));
     uint32_t const all_sent = ptx::shared_address(&sent.barrier);
     if (lane == 0 && warp < kWarps) rings.init(warp);
     if constexpr (kCluster == 2) {
@@ -179,7 +179,7 @@ __global__ __launch_bounds__(kBlockThreads, Products::blocks_on_sm(kForHopper)) 
     __syncthreads();
     if constexpr (kCluster == 2) ptx::cluster_arrive();
     if (warp >= kWarps) {
-        constexpr int kRings = kWarps / kFillers;
+        constexpr int kRings = kWarps / kProducers;
         int const first = uniform(warp - kWarps) * kRings;
         TileCopies copies[kRings];
 #pragma unroll
@@ -200,15 +200,15 @@ __global__ __launch_bounds__(kBlockThreads, Products::blocks_on_sm(kForHopper)) 
         tensor_scale = *args.tensor_scale;
         bias = args.bias[row];
     }
-    Products::clear(args, panel);
+    Products::clear(args, staged_tile);
     wait_for_kernels_before();
     let_next_kernel_start();
 
-    Products::stage(args, rank, panel);
+    Products::stage(args, rank, staged_tile);
     if (kCluster == 1) {
         __syncwarp();
     } else {
-        meet();
+        sync_warps();
     }
     Products products;
     RingPosition at;
@@ -218,16 +218,16 @@ __global__ __launch_bounds__(kBlockThreads, Products::blocks_on_sm(kForHopper)) 
         uint8_t const* const stage = rings.acquire(warp, at);
         int const chunk = (step * kWarps + warp) / kCluster;
         if (rank + chunk * kCluster < shape.chunks) {
-            products.multiply(stage, panel + chunk * Products::chunk_bytes(args.m), args);
+            products.multiply(stage, staged_tile + chunk * Products::chunk_bytes(args.m), args);
         }
         rings.release(warp, at);
     }
-    // Where the warp's weights were. It alone has read these.
+    // In place of the warp's weights, which only it reads.
     auto const turned = [&](int of_warp) { return reinterpret_cast<Turned*>(small_shared + of_warp * kStageBytes); };
     static_assert(2 * sizeof(Turned) <= kStageBytes);
     __syncwarp();
     products.store(turned(warp));
-    meet();
+    sync_warps();
     auto const add_up = [&](int of_tile, int token) {
         float sum = 0.0f;
 #pragma unroll

@@ -1,21 +1,33 @@
 // y = MLP layers of one token, or one linear. As sm80_w4a16_mlp.cuh, but there are no columns of tokens: FP16 lanes
 // multiply unscaled codes and sum the products of a chunk, which scales multiply block by block. That takes fewer
 // clocks than products on the tensor cores, and a GPU that uses none of these runs at a higher clock
-// (benchmarks/NOTES.md).
+// (benchmarks/notes).
 //
-// A lane finishes one row of a tile. Blocks exchange words that hold a value and its layer, so that nothing has to be
-// erased and no fence keeps an order.
+// A lane finishes one row of a tile. Blocks exchange tagged words (exchange/tagged_words.cuh): nothing is erased and no
+// fence keeps an order.
+//
+//     buffer      writer                     readers            what must precede an overwrite
+//     between[0]  down of l - 1, tag l       up, residual of l  a value of x(l + 1) needs all of hidden(l), whose
+//     blocks
+//                                                               have read x(l)
+//     between[1]  up of l, tag l             down of l          a value of hidden(l + 1) needs all of x(l + 1), whose
+//                                                               blocks have read hidden(l)
+//     partials    tasks of a split phase     all blocks, same   the phase in the word; the next use is a layer later,
+//                                            phase              and needs all of this layer's output
+//     y           down of the last layer     the caller         the launch ends
 #pragma once
 
 #include "common/programmatic_launch.cuh"
 #include "common/smooth_activation.cuh"
+#include "exchange/tagged_words.cuh"
 #include "formats/half_scale.cuh"
-#include "w4a16/stream/sm80_w4a16_panel.cuh"
 #include "w4a16/stream/sm80_w4a16_phases.cuh"
+#include "w4a16/stream/sm80_w4a16_staging.cuh"
 
 namespace trt_nvfp4::w4a16 {
 
-// A chunk of the panel: values as FP16, 16 bytes for each word of a lane's codes, and the factor that makes them right.
+// A chunk of the staged tile: values as FP16, 16 bytes for each word of a lane's codes, and the factor that makes them
+// right.
 constexpr int kTokenFactor = kChunk * 2;
 constexpr int kTokenChunkBytes = kTokenFactor + 16;
 
@@ -62,52 +74,9 @@ __device__ __forceinline__ void multiply_token(uint8_t const* stage, uint8_t con
 
 template <typename T, int kProjections>
 struct TokenArgs : PhasesArgs<T, kProjections> {
-    // What each projection reads of other blocks, a word a value: x of layers from 1 on, and hidden. One layer's is
-    // enough: a value of the next layer's x needs all of this one's hidden, whose blocks have read this one's x before,
-    // and likewise with hidden and x.
+    // Words that each projection reads from other blocks: x of layers from 1 on, and hidden.
     uint32_t* between[2];
 };
-
-// Of a layer's values. A launch's workspace starts as all ones, which no layer's are.
-__device__ __forceinline__ uint32_t tag_of(int layer) { return static_cast<uint32_t>(layer % 0xffff); }
-
-template <typename T>
-__device__ __forceinline__ void store_tagged(uint32_t* destination, T value, int layer) {
-    uint32_t const word = *reinterpret_cast<uint16_t const*>(&value) | tag_of(layer) << 16;
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(destination), "r"(word) : "memory");
-}
-
-template <typename T>
-__device__ __forceinline__ T load_tagged(uint32_t const* source, int layer) {
-    uint32_t word;
-    do {
-        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(source) : "memory");
-    } while (word >> 16 != tag_of(layer));
-    uint16_t const bits = static_cast<uint16_t>(word);
-    return *reinterpret_cast<T const*>(&bits);
-}
-
-struct TaggedEight {
-    uint4 low, high;
-
-    __device__ __forceinline__ void load(uint32_t const* source) {
-        low = load_eight(source);
-        high = load_eight(source + 4);
-    }
-    __device__ __forceinline__ bool is_of(int layer) const {
-        uint32_t const tag = tag_of(layer) << 16;
-        uint32_t const differing = (low.x ^ tag) | (low.y ^ tag) | (low.z ^ tag) | (low.w ^ tag) | (high.x ^ tag) |
-                                   (high.y ^ tag) | (high.z ^ tag) | (high.w ^ tag);
-        return differing >> 16 == 0;
-    }
-    __device__ __forceinline__ uint4 values() const {
-        return make_uint4(__byte_perm(low.x, low.y, 0x5410), __byte_perm(low.z, low.w, 0x5410),
-                          __byte_perm(high.x, high.y, 0x5410), __byte_perm(high.z, high.w, 0x5410));
-    }
-};
-
-// Nanoseconds between two polls of a value: all blocks' polls at once hold up the values.
-constexpr unsigned kPollPause = 100;
 
 // A phase's activations. Those of linears are the caller's.
 template <typename T, bool kLinear>
@@ -134,7 +103,7 @@ struct TokenInput {
             return;
         }
         if constexpr (kLinear) return;
-        // Not left as they are: what is loaded under a condition alone would be kept in registers around a loop.
+        // Zeroed: values loaded only under a condition would be kept in registers around a loop.
         TaggedEight eights[kCount] = {};
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
@@ -162,7 +131,7 @@ struct TokenInput {
     }
 };
 
-// By all warps that multiply. `squares` has a place for each of them.
+// By all consumer warps. `squares` has a place for each of them.
 template <typename T, bool kLinear>
 __device__ __forceinline__ float inverse_rms(TokenInput<T, kLinear> const& from, float epsilon, float* squares) {
     float sum = 0.0f;
@@ -179,16 +148,17 @@ __device__ __forceinline__ float inverse_rms(TokenInput<T, kLinear> const& from,
     }
     sum = ptx::warp_sum(sum);
     if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = sum;
-    meet();
+    sync_warps();
     sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) sum += squares[i];
     return 1.0f / sqrtf(sum / static_cast<float>(from.k) + epsilon);
 }
 
-// Chunks [begin, end) to the panel as they appear, each by a warp, which asks for kBatch at a time.
+// Chunks [begin, end) to the staged tile as they appear, each by a warp, which asks for kBatch at a time.
 template <int kBatch, typename T, bool kLinear>
-__device__ __forceinline__ void stage_token(TokenInput<T, kLinear> const& from, int begin, int end, uint8_t* panel) {
+__device__ __forceinline__ void stage_token(TokenInput<T, kLinear> const& from, int begin, int end,
+                                            uint8_t* staged_tile) {
     int const lane = threadIdx.x % 32;
     int const t = lane / 2 % 4;
     int const word = lane / 8 * 2 + lane % 2;
@@ -203,7 +173,7 @@ __device__ __forceinline__ void stage_token(TokenInput<T, kLinear> const& from, 
             HalfScale const scale(ptx::warp_max(greatest_of<T>(eight)), Decoder<__half>::kSumExponent);
             // What lies beyond the last chunk was computed too, of zeros: no branch parts the chunks' instructions.
             if (chunk(i) >= end) return;
-            uint8_t* const place = panel + (chunk(i) - begin) * kTokenChunkBytes;
+            uint8_t* const place = staged_tile + (chunk(i) - begin) * kTokenChunkBytes;
             *reinterpret_cast<uint4*>(place + (word * 4 + t) * 16) = pair_activations<__half>(scale.of<T>(eight));
             if (lane == 0) *reinterpret_cast<float*>(place + kTokenFactor) = scale.factor();
         });
@@ -321,7 +291,7 @@ __device__ __forceinline__ void finish_split_tiles(TokenArgs<T, kProjections> co
 
 template <typename T, int kProjections>
 __device__ __forceinline__ void multiply_phases(TokenArgs<T, kProjections> const& args, Rings<kWarps> const& rings,
-                                                uint8_t* panel, TokenSums (&shared_sums)[2], float* squares) {
+                                                uint8_t* staged_tile, TokenSums (&shared_sums)[2], float* squares) {
     int const warp = threadIdx.x / 32;
     RingPosition position;
     int turn = 0;
@@ -344,13 +314,13 @@ __device__ __forceinline__ void multiply_phases(TokenArgs<T, kProjections> const
             Sharers const sharers(task);
             TokenEpilogue<T, kProjections> const epilogue(args, which, layer, task.first_tile + task.tile);
             float sums[4] = {}, next[4] = {};
-            for (int begin = task.begin; begin < task.end; begin += args.shared.panel_chunks) {
-                int const end = min(begin + args.shared.panel_chunks, task.end);
+            for (int begin = task.begin; begin < task.end; begin += args.shared.staged_tile_chunks) {
+                int const end = min(begin + args.shared.staged_tile_chunks, task.end);
                 if (staged != begin) {
-                    meet();
-                    stage_token<kProjections == 1 ? 4 : 2>(from, begin, end, panel);
+                    sync_warps();
+                    stage_token<kProjections == 1 ? 4 : 2>(from, begin, end, staged_tile);
                     staged = begin;
-                    meet();
+                    sync_warps();
                 }
                 WarpTask::Part const part = task.part(end - begin);
                 // In the program once, for its size.
@@ -361,7 +331,7 @@ __device__ __forceinline__ void multiply_phases(TokenArgs<T, kProjections> const
 #pragma unroll 1
                     for (int chunk = first; chunk < behind; ++chunk) {
                         uint8_t const* const stage = rings.acquire(warp, position);
-                        multiply_token(stage, panel + chunk * kTokenChunkBytes, args.one, sums);
+                        multiply_token(stage, staged_tile + chunk * kTokenChunkBytes, args.one, sums);
                         rings.release(warp, position);
                     }
 #pragma unroll
@@ -380,7 +350,7 @@ __device__ __forceinline__ void multiply_phases(TokenArgs<T, kProjections> const
             if (task.tiles < kWarps) {
                 shared_sums[turn].rows[0][warp][threadIdx.x % 32] = sum;
                 shared_sums[turn].rows[1][warp][threadIdx.x % 32] = own_row(next);
-                meet();
+                sync_warps();
                 turn ^= 1;
             }
             if (warp != sharers.first) continue;
@@ -409,7 +379,7 @@ __global__ __launch_bounds__(kBlockThreads,
     if (threadIdx.x % 32 == 0 && warp < kWarps) rings.init(warp);
     __syncthreads();
     if (warp >= kWarps) {
-        fill_phases(args, warp - kWarps, rings);
+        produce_phases(args, warp - kWarps, rings);
         return;
     }
     // In this order: a kernel that starts early may then read, before its own wait, what ended two launches ago.

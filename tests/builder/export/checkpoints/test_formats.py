@@ -1,8 +1,7 @@
 """Every format is dequantized to the very values that its codes and scales stand for."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from checkpoint_formats.writers import FORMATS
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from checkpoint_formats.writers import FORMATS, gptq
+from trt_nvfp4.builder.errors import BuilderError, ModelFaultError
 from trt_nvfp4.builder.export.checkpoints.directory import QuantizedDirectory, quantized_directory
+from trt_nvfp4.common.errors import CalibrationError
 
 MODULE = "model.layers.0.mlp.up_proj."
 N, K = 40, 160
@@ -91,6 +91,28 @@ def test_gptq_without_indices_in_groups_that_do_not_divide(rng: np.random.Genera
     torch.testing.assert_close(values[0], values[1], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("stated", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("symmetric", [True, None], ids=["sym", "sym not stated"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("second", [True, False], ids=["stored as v2", "stored as v1"])
+def test_symmetric_zero_points_show_the_version_of_gptq(
+    stated: str, symmetric: bool | None, bits: int, second: bool, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    tensors, expected = gptq(bits, False, second, symmetric=True)(rng, N, K)
+    quantization = {"quant_method": "gptq", "bits": bits, "group_size": 32, "checkpoint_format": stated}
+    quantization |= {} if symmetric is None else {"sym": symmetric}
+    found = read(directory(tmp_path, {MODULE + key: tensor for key, tensor in tensors.items()}, quantization))
+    np.testing.assert_allclose(found.state_dict()[f"{MODULE}weight"][...].double().numpy(), expected, rtol=1e-6)
+
+
+def test_indices_of_zeros_stand_for_groups_in_order(rng: np.random.Generator, tmp_path: Path) -> None:
+    tensors, expected = FORMATS["gptq 4"][0](rng, N, K)
+    tensors["g_idx"] *= 0
+    quantization = {**FORMATS["gptq 4"][1], "group_size": 32}
+    found = read(directory(tmp_path, {MODULE + key: tensor for key, tensor in tensors.items()}, quantization))
+    np.testing.assert_allclose(found.state_dict()[f"{MODULE}weight"][...].double().numpy(), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(3,), (3, 1, 1), (3, 40), (3, 40, 1), (3, 1, 160)])
 def test_scales_of_stacked_experts(shape: tuple[int, ...], tmp_path: Path) -> None:
     values, scale = torch.randn(3, 40, 160).to(torch.float8_e4m3fn), torch.rand(shape) + 0.5
@@ -128,6 +150,37 @@ def test_stacked_experts_in_nvfp4(transposed: bool, rng: np.random.Generator, tm
         expected = expected.transpose(0, 2, 1)
     found = read(directory(tmp_path, tensors, None)).state_dict()[name][...]
     np.testing.assert_allclose(found.double().numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [0.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["nvfp4 modelopt", "nvfp4 compressed-tensors", "stacked"])
+def test_weights_of_zeros_whose_scales_mean_nothing(
+    name: str, bad: float, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """Of experts that are never chosen; of others the message shows the value."""
+    writer, quantization = FORMATS[name if name in FORMATS else "nvfp4 modelopt"]
+    tensors, expected = writer(rng, N, K)
+    (of_tensor,) = (key for key in tensors if key in ("weight_scale_2", "weight_global_scale"))
+    (values,) = (key for key in tensors if tensors[key].dtype == torch.uint8)
+    prefix, weight = MODULE, f"{MODULE}weight"
+    if name == "stacked":
+        prefix = weight = "model.layers.0.mlp.experts.up_proj"
+        tensors = {key.removeprefix("weight"): t for key, t in tensors.items() if key != "input_scale"}
+        tensors = {key: torch.stack([t, t]) for key, t in tensors.items()}
+        of_tensor, values, expected = "_scale_2", "", np.stack([expected, expected * 0])
+    scales = tensors[of_tensor].reshape(-1).clone()
+    scales[-1] = bad
+    tensors[of_tensor] = scales
+    with pytest.raises((BuilderError, CalibrationError), match=rf"scale.* found {bad:g}"):
+        read(directory(tmp_path, {prefix + key: t for key, t in tensors.items()}, quantization)).state_dict()[weight][
+            ...
+        ]
+    dead = (-1,) if name == "stacked" else ()
+    tensors[values] = tensors[values].clone()
+    tensors[values][dead] &= 0x88  # zeros of both signs
+    found = read(directory(tmp_path, {prefix + key: t for key, t in tensors.items()}, quantization)).state_dict()
+    expected = expected if name == "stacked" else expected * 0
+    np.testing.assert_allclose(found[weight][...].double().numpy(), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +226,46 @@ def test_formats_of_caches(
     assert (found.cache_format, found.plain) == (expected, [])
 
 
+def of_groups(size: int, **others: object) -> dict[str, object]:
+    return {"config_groups": {"group_0": {"weights": {"group_size": size, "strategy": "group", **others}}}}
+
+
+# Tensors that fit each other, under a configuration that states others.
+CONTRADICTED: dict[str, tuple[str, str, Callable[[torch.Tensor], torch.Tensor], dict[str, object]]] = {
+    "half the block scales": ("nvfp4 modelopt", "weight_scale", lambda t: t[:, ::2], {"group_size": 16}),
+    "half, by the algorithm": ("nvfp4 modelopt", "weight_scale", lambda t: t[:, ::2], {}),
+    "half, compressed-tensors": ("nvfp4 compressed-tensors", "weight_scale", lambda t: t[:, ::2], of_groups(16)),
+    "NVFP4 of W4A8's blocks": ("nvfp4 modelopt", "weight", lambda t: t, {"quant_algo": "W4A8_NVFP4_FP8"}),
+    "one group of five": ("awq", "scales", lambda t: t[:1], {"group_size": 32}),
+    "groups of another size": ("gptq 4", "scales", lambda t: t, {"group_size": 64}),
+    "whole rows": ("gptq 4", "scales", lambda t: t, {"group_size": -1}),
+    "rows in another group": ("gptq 4 act order", "g_idx", lambda t: t.clamp_min(1), {"group_size": 32}),
+    "bits of the other modules": ("gptq 4", "scales", lambda t: t, {"bits": 8, "dynamic": {"+:.*up.*": {"bits": 3}}}),
+    "zero points of symmetric weights": ("gptq 4", "qzeros", lambda t: t, {"sym": True}),
+    "symmetric, and AWQ": ("awq", "qzeros", lambda t: t, {"zero_point": False}),
+    "symmetric, and packed": ("pack-quantized 8 zero points", "scales", lambda t: t, of_groups(32, symmetric=True)),
+    "zero points that are missing": ("pack-quantized 4", "scales", lambda t: t, of_groups(32, symmetric=False)),
+    "packed in other groups": ("pack-quantized 4", "weight_scale", lambda t: t[:, :1], of_groups(32)),
+    "packed in other bits": ("pack-quantized 4", "weight_scale", lambda t: t, of_groups(32, num_bits=8)),
+    "a row's scale for groups": ("int8 groups", "weight_scale", lambda t: t[:, :1], of_groups(16)),
+    "a scale for rows": ("fp8 per channel", "weight_scale", lambda t: t[:1], of_groups(-1, strategy="channel")),
+    "a scale for blocks": ("fp8 blockwise", "weight_scale_inv", lambda t: t[:1, :1], {}),
+    "blocks too few": ("fp8 blockwise", "weight_scale_inv", lambda t: t[:, :1], {}),
+    "one group of INT4": ("int4 modelopt", "weight_scale", lambda t: t[:, :1], {"group_size": 32}),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTED)
+def test_tensors_that_the_configuration_contradicts(case: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    name, key, change, stated = CONTRADICTED[case]
+    writer, quantization = FORMATS[name]
+    tensors, _ = writer(rng, N, K)
+    tensors |= {key: change(tensors[key])} if key in tensors else {}
+    folder = directory(tmp_path, {MODULE + k: t for k, t in tensors.items()}, {**quantization, **stated})
+    with pytest.raises((BuilderError, CalibrationError), match=r"layers\.0\.mlp\.up_proj\."):
+        read(folder).state_dict()[f"{MODULE}weight"][...]
+
+
 HOSTILE = {
     "a scale too many": ("fp8 per channel", "weight_scale", lambda t: torch.cat([t, t[:1]])),
     "a scale that is NaN": ("fp8 per channel", "weight_scale", lambda t: t * torch.nan),
@@ -208,21 +301,24 @@ def test_tensors_that_do_not_fit_together(case: str, rng: np.random.Generator, t
     assert "model.layers.0.mlp.up_proj" in str(raised.value)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+def test_values_without_a_scale(dtype: torch.dtype, tmp_path: Path) -> None:
+    with pytest.raises(ModelFaultError, match=r"up_proj.weight is \w+, and the files hold no scale for it"):
+        quantized_directory(directory(tmp_path, {f"{MODULE}weight": torch.zeros(40, 160).to(dtype)}, None))
+
+
 @pytest.mark.parametrize(
     "tensors",
     [
-        {"weight": torch.zeros(40, 160).to(torch.float8_e4m3fn)},
-        {"weight": torch.zeros(40, 160, dtype=torch.int8)},
-        {"qweight": torch.zeros(20, 40, dtype=torch.int32), "unknown.weight": torch.ones(1).to(torch.float8_e5m2)},
+        {"qweight": torch.zeros(20, 40, dtype=torch.int32), "unknown.weight_packed": torch.zeros(2, 2).byte()},
         {"weight_packed": torch.zeros(40, 80, dtype=torch.uint8)},
         {"weight": torch.zeros(40, 160), "pre_quant_scale": torch.ones(160)},
     ],
-    ids=["fp8 without scales", "int8 without scales", "gptq without scales", "packed alone", "factors alone"],
+    ids=["gptq without scales", "packed alone", "factors alone"],
 )
 def test_formats_that_are_not_read_are_named(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    with pytest.raises(BuilderError, match="give the directory of the original model") as raised:
+    with pytest.raises(ModelFaultError, match="give the directory of the original model"):
         quantized_directory(directory(tmp_path, {MODULE + key: tensor for key, tensor in tensors.items()}, None))
-    assert raised.value.exit_code == MODEL_AT_FAULT
 
 
 def test_methods_whose_tensors_are_not_known(tmp_path: Path) -> None:

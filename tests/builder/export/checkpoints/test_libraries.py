@@ -1,7 +1,5 @@
 """Directories written by the formats' own libraries are read as those libraries read them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

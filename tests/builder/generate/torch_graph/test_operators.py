@@ -1,7 +1,5 @@
 """Operators in Torch against the test cases that come with ONNX, whose outputs its authors computed with NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention over caches: what is found in graphs that are written by hand, and what is refused with which reason."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
 from trt_nvfp4.graph_passes.mixed_precision.choose import choose
 from trt_nvfp4.graph_passes.mixed_precision.convert import convert
-from trt_nvfp4.graph_passes.patterns.attention.match import RefusedAttention, match_attentions
+from trt_nvfp4.graph_passes.patterns.attention.match import UnsupportedAttention, match_attentions
 from trt_nvfp4.graph_passes.subgraphs.attention import CacheAttention
 from trt_nvfp4.plugins.ops.cached_attention import ROPE_HALVES, ROPE_INTERLEAVED, ROPE_NONE
 
@@ -35,6 +33,7 @@ class Decoder:
     slopes: bool = False  # of ALiBi
     value_dim: int = DIM
     normed: bool = False
+    narrow_values: bool = False  # projected in float16, cached in float32
     read_keys_again: bool = False
     tables: Tensors = field(default_factory=dict)
 
@@ -72,8 +71,14 @@ class Decoder:
         mask = self._mask(nodes, n)
         for part, heads, dim in (("q", HEADS, DIM), ("k", KV_HEADS, DIM), ("v", KV_HEADS, self.value_dim)):
             constants[f"{part}_shape"] = np.array([0, 0, heads, dim])
+            if part == "v" and self.narrow_values:
+                constants["wv"] = constants["wv"].astype(np.float16)
+                nodes.append(n("Cast", ["x"], ["x_narrow"], to=TensorProto.FLOAT16))
+                nodes.append(n("MatMul", ["x_narrow", "wv"], ["v_narrow"]))
+                nodes.append(n("Cast", ["v_narrow"], ["v_flat"], to=TensorProto.FLOAT))
+            else:
+                nodes.append(n("MatMul", ["x", f"w{part}"], [f"{part}_flat"], name=f"/layer/{part}/MatMul"))
             nodes += [
-                n("MatMul", ["x", f"w{part}"], [f"{part}_flat"], name=f"/layer/{part}/MatMul"),
                 n("Reshape", [f"{part}_flat", f"{part}_shape"], [f"{part}_wide"]),
                 n("Transpose", [f"{part}_wide"], [f"{part}_heads"], perm=[0, 2, 1, 3]),
             ]
@@ -142,7 +147,7 @@ class Decoder:
         return "causal"
 
 
-def matched(loaded: Load, decoder: Decoder, seed: int) -> CacheAttention | RefusedAttention:
+def matched(loaded: Load, decoder: Decoder, seed: int) -> CacheAttention | UnsupportedAttention:
     (found,) = match_attentions(loaded(decoder.model(np.random.default_rng(seed))).ir_model)
     return found
 
@@ -192,6 +197,14 @@ def test_norms_are_found_behind_weights_that_were_rounded(loaded: Load, seed: in
     assert found.past[0].dtype == ir.DataType.BFLOAT16
 
 
+def test_what_one_op_takes_has_one_type(loaded: Load, seed: int) -> None:
+    """Values projected in float16 are taken behind their Cast."""
+    found = matched(loaded, Decoder(narrow_values=True), seed)
+    assert isinstance(found, CacheAttention)
+    assert {part.value.dtype for part in (found.query, found.key, found.value)} == {ir.DataType.FLOAT}
+    assert found.value.value.name == "v_flat"
+
+
 @pytest.mark.parametrize(
     ("decoder", "reason"),
     [
@@ -203,7 +216,7 @@ def test_norms_are_found_behind_weights_that_were_rounded(loaded: Load, seed: in
 )
 def test_refused_with_the_reason(loaded: Load, decoder: Decoder, reason: str, seed: int) -> None:
     found = matched(loaded, decoder, seed)
-    assert isinstance(found, RefusedAttention)
+    assert isinstance(found, UnsupportedAttention)
     assert re.search(reason, found.reason)
 
 

@@ -1,7 +1,5 @@
 """Routings that the op has no scoring for: the model's own values say which experts are chosen and how they weigh."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.common.widen import widen
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 
 
 def cosines(dispatch: str, **others: Any) -> MoeSpec:
@@ -117,7 +115,7 @@ def test_given(kind: type[Moe], spec: MoeSpec, dtype: torch.dtype, tmp_path: Pat
     moe_spellings.export(model.to(dtype), tmp_path / "model.onnx", seed)
     source = load(tmp_path / "model.onnx")
     subgraph = found(source)
-    assert subgraph.refusal is None
+    assert subgraph.unsupported is None
     assert subgraph.moe is not None
     routing = subgraph.moe.routing
     assert (routing.scoring, routing.top_k, routing.scale_input) == ("given", spec.top_k, kind is OfInputs)
@@ -163,6 +161,6 @@ class Capacity(Moe):
 @pytest.mark.parametrize("kind", [Squares, Capacity])
 def test_what_is_no_such_sum_is_kept(kind: type[Moe], tmp_path: Path, seed: int) -> None:
     moe_spellings.export(kind(cosines("mask"), seed), tmp_path / "model.onnx", seed)
-    refusal = found(load(tmp_path / "model.onnx")).refusal
-    assert refusal is not None
-    assert "(TopK) is no weighted sum of the experts that it chooses" in refusal
+    unsupported = found(load(tmp_path / "model.onnx")).unsupported
+    assert unsupported is not None
+    assert "(TopK) is not a weighted sum of the experts that it chooses" in unsupported.text

@@ -1,7 +1,5 @@
 """MoE blocks: found whatever their spelling, refused with a reason, rewritten to the quantized model."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable
@@ -18,22 +16,32 @@ from torch import Tensor, nn
 
 from onnx_models import moe_spellings, moe_zoo
 from onnx_models.graphs import run
-from onnx_models.moe_spellings import DISPATCHES, HIDDEN, Moe, MoeSpec, quantize_together, quantized_spelling
-from onnx_models.passes import EVERYTHING, plan_all, rewritten
+from onnx_models.moe_spellings import (
+    DISPATCHES,
+    HIDDEN,
+    Moe,
+    MoeSpec,
+    assert_computes,
+    quantize_together,
+    quantized_spelling,
+)
+from onnx_models.passes import EVERYTHING, in_16_bits, plan_all, replaceable, rewritten
 from onnx_models.zoo import DTYPES, LAYERS
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.common import nvfp4
 from trt_nvfp4.common.widen import widen
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.lowerings import trt_moe
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.lowerings.trt_moe import function as native_function
-from trt_nvfp4.graph_passes.lowerings.trt_moe import lower_native_moe
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.decide import make_plan
+from trt_nvfp4.graph_passes.planning.kinds.kind import PlanOptions
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 from trt_nvfp4.graph_passes.subgraphs import values as weights
-from trt_nvfp4.graph_passes.subgraphs.types import Routing, Subgraph
+from trt_nvfp4.graph_passes.subgraphs.parts import Routing
+from trt_nvfp4.graph_passes.subgraphs.subgraph import Subgraph
 from trt_nvfp4.plugins.ops import OPS
 from trt_nvfp4.plugins.ops.moe_routing import route
 
@@ -105,7 +113,7 @@ def test_transformers(
     sizes = {"in_features": 64, "intermediate_features": 48, "out_features": 64, "experts": 8, "gated": 1}
     sizes |= moe_zoo.SIZES.get(name, {})
     for subgraph in found:
-        assert subgraph.refusal is None
+        assert subgraph.unsupported is None
         assert subgraph.moe is not None
         assert subgraph.activation == moe_zoo.MOE_ZOO[name].activation
         assert subgraph.shapes == sizes | {"top_k": moe_zoo.ROUTING[name]["top_k"], "shared_features": shared}
@@ -114,6 +122,8 @@ def test_transformers(
         expected = vars(Routing(**moe_zoo.ROUTING[name]))
         assert vars(subgraph.moe.routing) | {"correction_bias": None, "given": None} == expected
     assert len(found) == LAYERS
+    if dtype == "fp32":
+        assert replaceable(in_16_bits(source)) == replaceable(source)
 
     plan = plan_all(source, kinds=("moe",))
     assert {entry.op for entry in plan.subgraphs if entry.kind == "moe"} == {"NVFP4MoE"}
@@ -184,7 +194,7 @@ def test_spellings(spec: MoeSpec, tmp_path: Path, seed: int) -> None:
     moe_spellings.export(model, tmp_path / "model.onnx", seed)
     source = load(tmp_path / "model.onnx")
     (subgraph,) = moes(source)
-    assert subgraph.refusal is None
+    assert subgraph.unsupported is None
     assert subgraph.moe is not None
     assert (subgraph.moe.shared is not None) == spec.shared
     assert subgraph.moe.routing.scoring == spec.scoring
@@ -192,10 +202,7 @@ def test_spellings(spec: MoeSpec, tmp_path: Path, seed: int) -> None:
     assert [s for s in find_subgraphs(source) if s.kind not in ("moe", "linear")] == []
     result = rewritten(source, plan_all(source, kinds=("moe",)))
     x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
-    with torch.no_grad():
-        expected = quantized_spelling(model)(x).numpy()
-    (y,) = run(result.path, x.numpy())
-    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    assert_computes(result.path, quantized_spelling(model), x)
 
 
 class Projected(Moe):
@@ -228,22 +235,19 @@ def test_experts_that_read_a_linear(width: int, tmp_path: Path, seed: int) -> No
     quantized = quantized_spelling(model)
     for linear in (quantized.before, quantized.after):
         quantize_together(linear.weight)
-    with torch.no_grad():
-        expected = quantized(x).numpy()
-    (y,) = run(result.path, x.numpy())
-    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    assert_computes(result.path, quantized, x)
 
 
 def test_plan(tmp_path: Path, seed: int) -> None:
     """The file says what was found; other precisions keep the block and say why; the router is never quantized."""
     moe_spellings.export(Moe(MoeSpec(shared=True), seed), tmp_path / "model.onnx", seed)
     source = load(tmp_path / "model.onnx")
-    plan = make_plan(source, find_subgraphs(source), EVERYTHING, kinds=("moe", "linear"), calibrated=True)
+    plan = make_plan(source, find_subgraphs(source), EVERYTHING, PlanOptions(kinds=("moe", "linear"), calibrated=True))
     block, router = plan.subgraphs
     assert (block.kind, block.decision, block.op) == ("moe", "nvfp4_w4a4", "NVFP4MoE")
     assert block.shapes["experts"] == 4
     assert (router.kind, router.decision) == ("linear", "keep")
-    assert "which experts are chosen" in router.reason
+    assert "rounding its weights could choose other experts" in router.reason
     plan.save(tmp_path / "plan.yaml")
     reread = Plan.load(tmp_path / "plan.yaml")
     assert [vars(e) | {"line": 0} for e in reread.subgraphs] == [vars(e) for e in plan.subgraphs]
@@ -318,18 +322,17 @@ def test_other_exports(dispatch: str, dtype: str, opset: int, dynamic: bool, tmp
     moe_spellings.export(model, tmp_path / "model.onnx", seed, opset, dynamic)
     source = load(tmp_path / "model.onnx")
     (subgraph,) = moes(source)
-    assert subgraph.refusal is None
+    assert subgraph.unsupported is None
     generator = torch.Generator().manual_seed(seed)
     draws = (torch.randn(2, 5, HIDDEN, generator=generator).to(DTYPES[dtype]) for _ in range(50))
     # In float16 a router decides near ties otherwise.
     x = next(x for x in draws if closest_choice(tmp_path / "model.onnx", x.numpy()) > 2e-3)
-    (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.numpy())
-    with torch.no_grad():
-        expected = quantized_spelling(model.float())(x.float()).numpy()
-    np.testing.assert_allclose(y, expected, atol=5e-3 * np.abs(expected).max())
+    assert_computes(
+        rewritten(source, plan_all(source, kinds=("moe",))).path, quantized_spelling(model.float()), x, 5e-3
+    )
 
 
-NATIVE = replace(EVERYTHING, native=True)
+TRT_MOE = replace(EVERYTHING, trt_moe=True)
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "qwen2_moe"])
@@ -337,7 +340,7 @@ def test_native_layer(name: str, exported: Callable[[str, str, str], Exported], 
     """TRT_MoE behind a router in standard operators computes what the model computes; shared experts stay."""
     _, draw, path = exported(name, "torchscript", "fp32")
     source = load(path)
-    plan = make_plan(source, find_subgraphs(source), NATIVE, kinds=("moe",), moe="native")
+    plan = make_plan(source, find_subgraphs(source), TRT_MOE, PlanOptions(kinds=("moe",), moe="trt_moe"))
     reasons = {entry.reason for entry in plan.subgraphs if entry.kind == "moe"}
     assert all(
         reason.startswith("TensorRT's MoE layer computes in 16 bits, the model in float32") for reason in reasons
@@ -349,7 +352,7 @@ def check_native_layers(path: Path, count: int, x: Tensor) -> None:
     """In float32 after all: ONNX Runtime has no 16-bit kernels to compare with."""
     source = load(path)
     for subgraph in moes(source):
-        lower_native_moe(LoweringContext(source.ir_model), subgraph)
+        trt_moe.lower(LoweringContext(source.ir_model), subgraph)
     model = ir.serde.serialize_model(source.ir_model)
     model.functions.append(native_function(source.opset))
     model.opset_import.append(helper.make_opsetid("trt", 1))
@@ -370,7 +373,7 @@ def test_native_layer_behind_square_roots_of_softplus(tmp_path: Path, seed: int)
     [
         (MoeSpec(gated=False), "gated experts with silu, these are silu, without a gate"),
         (MoeSpec(biases=True), "its experts have biases"),
-        (MoeSpec(scoring="given", renormalize=False), "weighs its experts by none of them"),
+        (MoeSpec(scoring="given", renormalize=False), "weighs its experts by others"),
         (MoeSpec(), "computes in 16 bits, the model in float32"),
     ],
     ids=str,
@@ -379,7 +382,9 @@ def test_native_layer_does_not_serve(spec: MoeSpec, reason: str, tmp_path: Path,
     """The plugin does instead, and the plan says why."""
     moe_spellings.export(Moe(spec, seed), tmp_path / "model.onnx", seed)
     source = load(tmp_path / "model.onnx")
-    (entry, _) = make_plan(source, find_subgraphs(source), NATIVE, kinds=("moe",), moe="native").subgraphs
+    (entry, _) = make_plan(
+        source, find_subgraphs(source), TRT_MOE, PlanOptions(kinds=("moe",), moe="trt_moe")
+    ).subgraphs
     assert entry.decision == "nvfp4_w4a16"
     assert reason in entry.reason
 

@@ -1,7 +1,5 @@
 """How a mixture of experts chooses: by groups, by the smallest of negated scores, one expert without TopK."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,19 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from onnx_models import moe_spellings
-from onnx_models.graphs import run
-from onnx_models.moe_spellings import HIDDEN, Moe, MoeSpec, quantized_spelling
+from onnx_models.moe_spellings import HIDDEN, Moe, MoeSpec, assert_computes, quantized_spelling
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.patterns.moe.probe_inputs import draw
 from trt_nvfp4.graph_passes.patterns.moe.routing import weights
-from trt_nvfp4.graph_passes.subgraphs.types import Routing, Subgraph
+from trt_nvfp4.graph_passes.subgraphs.parts import Routing
 
 
-def mixture(source: SourceModel) -> Subgraph:
+def routing_of(source: SourceModel) -> Routing:
     (subgraph,) = (subgraph for subgraph in find_subgraphs(source) if subgraph.kind == "moe")
-    return subgraph
+    assert subgraph.unsupported is None
+    assert subgraph.moe is not None
+    return subgraph.moe.routing
 
 
 @pytest.mark.parametrize(("experts", "n_group"), [(8, 2), (8, 4), (16, 4), (64, 8)])
@@ -36,6 +35,16 @@ def test_samples_tell_how_groups_are_compared(scoring: str, experts: int, n_grou
         logits = torch.from_numpy(samples.logits).double()[[case.startswith("groups") for case in samples.cases]]
         best, sums = (weights(logits, replace(routing, group_score_top=top), None) for top in (1, 2))
         assert ((best > 0) != (sums > 0)).any(1).sum() >= 2
+
+
+def check_rewritten(model: Moe, expected: Routing, folder: Path, seed: int) -> SourceModel:
+    """The routing is found, and the rewritten model computes what the model does with quantized experts."""
+    moe_spellings.export(model, folder / "model.onnx", seed)
+    source = load(folder / "model.onnx")
+    assert routing_of(source) == expected
+    x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
+    assert_computes(rewritten(source, plan_all(source, kinds=("moe",))).path, quantized_spelling(model), x)
+    return source
 
 
 class GroupLimited(Moe):
@@ -57,19 +66,8 @@ class GroupLimited(Moe):
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 def test_group_limited(scoring: str, tmp_path: Path, seed: int) -> None:
     model = GroupLimited(MoeSpec("mask", experts=8, top_k=3, scoring=scoring, factor=2.5), seed)
-    moe_spellings.export(model, tmp_path / "model.onnx", seed)
-    source = load(tmp_path / "model.onnx")
-    subgraph = mixture(source)
-    assert subgraph.refusal is None
-    assert subgraph.moe is not None
-    assert subgraph.moe.routing == Routing(
-        top_k=3, scoring=scoring, scaling_factor=2.5, n_group=4, topk_group=2, group_score_top=1
-    )
-    x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
-    with torch.no_grad():
-        expected = quantized_spelling(model)(x).numpy()
-    (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.numpy())
-    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    groups = {"n_group": 4, "topk_group": 2, "group_score_top": 1}
+    check_rewritten(model, Routing(top_k=3, scoring=scoring, scaling_factor=2.5, **groups), tmp_path, seed)
 
 
 @pytest.mark.parametrize(("smallest", "found"), [(-0.3, "given"), (0.0, "sigmoid")])
@@ -80,10 +78,7 @@ def test_group_limited_with_bias(smallest: float, found: str, tmp_path: Path, se
     with torch.no_grad():
         model.bias += smallest - model.bias.min()
     moe_spellings.export(model, tmp_path / "model.onnx", seed)
-    subgraph = mixture(load(tmp_path / "model.onnx"))
-    assert subgraph.refusal is None
-    assert subgraph.moe is not None
-    assert subgraph.moe.routing.scoring == found
+    assert routing_of(load(tmp_path / "model.onnx")).scoring == found
 
 
 class Negated(Moe):
@@ -102,17 +97,7 @@ class Negated(Moe):
 @pytest.mark.parametrize("dispatch", ["loop", "gathered"])
 def test_smallest_of_negated_scores(dispatch: str, top_k: int, tmp_path: Path, seed: int) -> None:
     model = Negated(MoeSpec(dispatch, top_k=top_k, renormalize=False), seed)
-    moe_spellings.export(model, tmp_path / "model.onnx", seed)
-    source = load(tmp_path / "model.onnx")
-    subgraph = mixture(source)
-    assert subgraph.refusal is None
-    assert subgraph.moe is not None
-    assert subgraph.moe.routing == Routing(top_k=top_k, scoring="softmax")
-    x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
-    with torch.no_grad():
-        expected = quantized_spelling(model)(x).numpy()
-    (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.numpy())
-    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    check_rewritten(model, Routing(top_k=top_k, scoring="softmax"), tmp_path, seed)
 
 
 class Divided(Moe):
@@ -132,13 +117,11 @@ class Divided(Moe):
 def test_logits_divided_by_their_sum(smallest: float | None, tmp_path: Path, seed: int) -> None:
     model = Divided(MoeSpec("gathered", top_k=3), seed, smallest)
     moe_spellings.export(model, tmp_path / "model.onnx", seed)
-    subgraph = mixture(load(tmp_path / "model.onnx"))
-    assert subgraph.refusal is None
-    assert subgraph.moe is not None
+    found = routing_of(load(tmp_path / "model.onnx"))
     if smallest is None:
-        assert subgraph.moe.routing == Routing(top_k=3, scoring="given", renormalize=True)
+        assert found == Routing(top_k=3, scoring="given", renormalize=True)
     else:
-        assert subgraph.moe.routing.given is not None
+        assert found.given is not None
 
 
 class BestOnly(Moe):
@@ -166,15 +149,5 @@ class BestOnly(Moe):
 )
 def test_best_only(choice: str, scoring: str, found: str, dispatch: str, tmp_path: Path, seed: int) -> None:
     model = BestOnly(MoeSpec(dispatch, experts=8, top_k=1, scoring=scoring, shared=True), seed, choice)
-    moe_spellings.export(model, tmp_path / "model.onnx", seed)
-    source = load(tmp_path / "model.onnx")
+    source = check_rewritten(model, Routing(top_k=1, scoring=found), tmp_path, seed)
     assert not [node for node in source.graph if node.op_type == "TopK"]
-    subgraph = mixture(source)
-    assert subgraph.refusal is None
-    assert subgraph.moe is not None
-    assert subgraph.moe.routing == Routing(top_k=1, scoring=found)
-    x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
-    with torch.no_grad():
-        expected = quantized_spelling(model)(x).numpy()
-    (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.numpy())
-    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

@@ -2,8 +2,6 @@
 how they weigh experts (test_external_routing.py), and the plan says for which tokens; what else is in a block's way is
 named, too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,11 +15,12 @@ from torch.nn import functional as F  # noqa: N812 (its customary name)
 
 from onnx_models import moe_spellings
 from onnx_models.graphs import run
-from onnx_models.moe_spellings import HIDDEN, Expert, Moe, MoeSpec
+from onnx_models.moe_spellings import HIDDEN, Expert, Moe, MoeSpec, assert_computes
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.common.widen import widen
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.subgraphs import parts
 
 Change = Callable[[Tensor], Tensor]
 
@@ -89,11 +88,19 @@ def found(model: Moe, path: Path, seed: int, dynamic: bool = True) -> SourceMode
 
 def refusal(source: SourceModel) -> str:
     (subgraph,) = [subgraph for subgraph in find_subgraphs(source) if subgraph.kind == "moe"]
-    assert subgraph.refusal is not None
+    assert subgraph.unsupported is not None
     (entry,) = [entry for entry in plan_all(source, kinds=("moe",)).subgraphs if entry.kind == "moe"]
     assert entry.decision == "keep"
-    assert subgraph.refusal in entry.reason
-    return subgraph.refusal
+    assert subgraph.unsupported.text in entry.reason
+    return subgraph.unsupported.text
+
+
+def only_moe(source: SourceModel) -> parts.Moe:
+    """The parts of the only MoE block, which can be replaced."""
+    (subgraph,) = [subgraph for subgraph in find_subgraphs(source) if subgraph.kind == "moe"]
+    assert subgraph.unsupported is None
+    assert subgraph.moe is not None
+    return subgraph.moe
 
 
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "fixed"])
@@ -134,10 +141,7 @@ def test_clamped_sum(place: str, tmp_path: Path, seed: int) -> None:
     """The block ends before a clamp that typical tokens do not reach; the clamp stays."""
     model = Special(MoeSpec("mask", shared=True), seed, **{place: lambda y: y.clamp(-50, 50)})
     source = found(model, tmp_path / "model.onnx", seed)
-    (subgraph,) = [subgraph for subgraph in find_subgraphs(source) if subgraph.kind == "moe"]
-    assert subgraph.refusal is None
-    assert subgraph.moe is not None
-    assert (subgraph.moe.shared is None) == (place == "routed")
+    assert (only_moe(source).shared is None) == (place == "routed")
     written = onnx.load(rewritten(source, plan_all(source, kinds=("moe",))).path)
     assert [node.op_type for node in written.graph.node if node.op_type in ("NVFP4MoE", "Clip")] == ["NVFP4MoE", "Clip"]
     x = 100 * torch.randn(2, 5, HIDDEN, generator=torch.Generator().manual_seed(seed)).numpy()
@@ -160,10 +164,7 @@ def test_changed_logits(changed: Change, operators: list[str], tmp_path: Path, s
     """What is made of the router's output before it is scored stays, and the block reads that (Laguna)."""
     model = Special(MoeSpec("mask", shared=True), seed, logits=changed)
     source = found(model, tmp_path / "model.onnx", seed)
-    (subgraph,) = [subgraph for subgraph in find_subgraphs(source) if subgraph.kind == "moe"]
-    assert subgraph.refusal is None
-    assert subgraph.moe is not None
-    assert subgraph.moe.shared is not None
+    assert only_moe(source).shared is not None
     path = rewritten(source, plan_all(source, kinds=("moe",))).path
     nodes = [node.op_type for node in onnx.load(path).graph.node]
     assert [op for op in nodes if op in ("Div", "Tanh", "Mul", "Clip", "Softmax", "NVFP4MoE")] == [
@@ -171,28 +172,20 @@ def test_changed_logits(changed: Change, operators: list[str], tmp_path: Path, s
         "NVFP4MoE",
     ]
     x = 3 * torch.randn(2, 5, HIDDEN, generator=torch.Generator().manual_seed(seed))
-    with torch.no_grad():
-        expected = moe_spellings.quantized_spelling(model)(x).numpy()
-    (y,) = run(path, x.numpy())
-    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    assert_computes(path, moe_spellings.quantized_spelling(model), x)
 
 
 def test_scaled_sum(tmp_path: Path, seed: int) -> None:
     """What the sum is multiplied by before the shared expert is added is in the block, and so is that (MiniMax-M3)."""
     model = Special(MoeSpec("mask", shared=True), seed, routed=lambda y: y * 2.5)
     source = found(model, tmp_path / "model.onnx", seed)
-    (subgraph,) = [subgraph for subgraph in find_subgraphs(source) if subgraph.kind == "moe"]
-    assert subgraph.refusal is None
-    assert subgraph.moe is not None
-    assert subgraph.moe.shared is not None
-    assert subgraph.moe.routing.scaling_factor == 2.5
+    moe = only_moe(source)
+    assert moe.shared is not None
+    assert moe.routing.scaling_factor == 2.5
     path = rewritten(source, plan_all(source, kinds=("moe",))).path
     assert "Mul" not in [node.op_type for node in onnx.load(path).graph.node]
     x = torch.randn(2, 5, HIDDEN, generator=torch.Generator().manual_seed(seed))
-    with torch.no_grad():
-        expected = moe_spellings.quantized_spelling(model)(x).numpy()
-    (y,) = run(path, x.numpy())
-    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    assert_computes(path, moe_spellings.quantized_spelling(model), x)
 
 
 class Normed(Moe):
@@ -211,10 +204,7 @@ def test_cast_that_experts_alone_read(tmp_path: Path, seed: int) -> None:
     path = rewritten(source, plan_all(source, kinds=("moe",))).path
     assert [node.op_type for node in onnx.load(path).graph.node if node.domain] == ["NVFP4MoE"]
     x = torch.randn(2, 5, HIDDEN, generator=torch.Generator().manual_seed(seed)).half()
-    with torch.no_grad():
-        expected = moe_spellings.quantized_spelling(model.float())(x.float()).numpy()
-    (y,) = run(path, x.numpy())
-    np.testing.assert_allclose(y, expected, rtol=0, atol=5e-3 * np.abs(expected).max())
+    assert_computes(path, moe_spellings.quantized_spelling(model.float()), x, 5e-3)
 
 
 class Shows(Moe):
@@ -276,4 +266,4 @@ def test_a_choice_behind_a_slice_that_leaves_all(starts: int, tmp_path: Path, se
     model.graph.node[at + 1].input[0] = "sliced"
     onnx.save(model, tmp_path / "sliced.onnx")
     (moe,) = [subgraph for subgraph in find_subgraphs(load(tmp_path / "sliced.onnx")) if subgraph.kind == "moe"]
-    assert (moe.refusal, moe.shapes["experts"]) == (None, 4)
+    assert (moe.unsupported, moe.shapes["experts"]) == (None, 4)

@@ -1,0 +1,1 @@
+"""Diffusers pipelines: their modules as parts, which diffusers' own pipeline calls."""

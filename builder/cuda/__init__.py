@@ -1,0 +1,1 @@
+"""Calls of CUDA's driver and runtime."""

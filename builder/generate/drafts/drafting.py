@@ -1,0 +1,72 @@
+"""The drafts of a batch. Needs only NumPy: bundles carry this module."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from ...errors import UsageError
+from ...model.decoder_contract import LOGIT_TOKENS
+from ..runner import Runner
+from .drafter import Drafter, DraftLength, DraftStatistics
+
+
+class Drafting:
+    """Drafts of a batch: whose, how long for each sequence, and what became of them."""
+
+    def __init__(self, drafter: Drafter | None = None, most: int = LOGIT_TOKENS - 1) -> None:
+        """`drafter` None: no drafts. `most`: tokens of a draft."""
+        self._drafter, self._most = drafter, most
+        self._lengths: list[DraftLength] = []
+        self._runner: Runner | None = None
+        self.statistics = DraftStatistics()
+
+    def start(self, runner: Runner, batch: int) -> None:
+        """Raises UsageError where the runner's decoder cannot verify drafts."""
+        self.statistics = DraftStatistics()
+        self._runner = runner
+        if self._drafter is None:
+            return
+        if runner.decoder.verified_tokens < 2:
+            raise UsageError(
+                f"{runner.name}: no draft can be verified: it gives the logits of one token a step; build it again "
+                "with this version, or use --draft none"
+            )
+        self._drafter.start(batch)
+        self._most = min(self._most, runner.decoder.verified_tokens - 1, runner.longest_step - 1)
+        self._lengths = [DraftLength(self._most) for _ in range(batch)]
+
+    def observe(self, past: np.ndarray, new: np.ndarray) -> None:
+        """Show the drafter the hidden states of the runner's last step, if it takes any."""
+        if self._drafter is not None and self._drafter.takes_hidden:
+            assert self._runner is not None
+            self._drafter.observe(past, new, self._runner.hidden())
+
+    def drafts(
+        self, texts: Sequence[Sequence[int]], cached: Sequence[int], running: Collection[int], left: int
+    ) -> list[list[int]]:
+        """A draft behind each of `texts`; empty for those that do not run. `cached`: tokens of each that caches and
+        states hold. `left`: most tokens that still fit."""
+        assert self._runner is not None
+        decoder = self._runner.decoder
+        free = decoder.capacity - max(len(texts[number]) for number in running)
+        if decoder.states and free < 2 * LOGIT_TOKENS:
+            free = 0  # a wrong draft's tokens are fed again, all rows padded to them, too
+        room = min(left - 1, free)
+        if (recompute := decoder.recompute_length) is not None:
+            # The step at which a text runs again takes no draft, and none goes past it.
+            room = min([room, *(recompute - len(texts[n]) for n in running if len(texts[n]) <= recompute + 1)])
+        if self._drafter is None or room < 1:
+            return [[] for _ in texts]
+        wanted = [0] * len(texts)
+        for number in running:
+            fed = len(texts[number]) - cached[number]
+            wanted[number] = max(0, min(self._lengths[number].wanted(), room, self._most + 1 - fed))
+        return self._drafter.propose(texts, wanted) if any(wanted) else [[] for _ in texts]
+
+    def learn(self, number: int, drafted: int, accepted: int) -> None:
+        """Take in how many of a sequence's drafted tokens the model drew itself."""
+        if self._lengths:
+            self._lengths[number].learn(drafted, accepted)
+        self.statistics.count(drafted, accepted)

@@ -1,0 +1,57 @@
+"""The drafter that a user names. Bundles carry this module."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trt_nvfp4.common.json_text import read_json
+
+from ...errors import ModelFaultError, UsageError
+from ...records.bundle import MANIFEST, named_file
+from .drafter import Drafter
+from .model import ModelDrafter
+from .ngram import NgramDrafter
+
+if TYPE_CHECKING:
+    from ..open import RunnerName
+    from ..runner import Runner
+
+#: Drafters without a model, by name; anything else is the path of one.
+NONE, NGRAM = "none", "ngram"
+#: The folder of a bundle that holds the bundle of its drafter.
+BUNDLED = "draft"
+
+
+def drafter_beside(model: Path) -> Path | None:
+    """The drafter that was built with `model`, a bundle or a file (also an engine in its bundle); None without one.
+    Raises ModelFaultError for a broken bundle."""
+    bundled = (model if model.is_dir() else model.parent) / BUNDLED
+    if model.is_dir():
+        return bundled if (bundled / MANIFEST).is_file() else None
+    beside = model.with_suffix(f".draft{model.suffix}")
+    if (bundled / MANIFEST).is_file():
+        try:
+            beside = named_file(bundled, read_json(bundled / MANIFEST)["engine"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelFaultError(f"{bundled / MANIFEST}: not a manifest of trt-nvfp4 ({error!r})") from error
+    return beside if beside.is_file() else None
+
+
+def open_drafter(draft: str | Path, model: Runner, made: ExitStack, runner: RunnerName) -> Drafter | None:
+    """The drafter for `model`: None for "none", prompt lookup for "ngram", else the head or small language model at a
+    path, on the same kind of `runner`. `made` closes it.
+
+    Raises BuilderError: usage for a model that does not fit; as `open_runner` does for a file that cannot be run.
+    """
+    if str(draft) == NONE:
+        return None
+    if str(draft) == NGRAM:
+        return NgramDrafter()
+    if not Path(draft).exists():
+        raise UsageError(f"--draft {draft}: no such file or folder; give {NGRAM}, {NONE}, a head or a small model")
+    from ..open import opened
+
+    small, _ = opened(Path(draft), made, runner=runner)
+    return ModelDrafter(small, model.decoder)

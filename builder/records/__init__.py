@@ -1,0 +1,1 @@
+"""Types of the JSON files that runs leave, and their validator."""

@@ -1,0 +1,1 @@
+"""The least times and bytes that a GPU allows for."""

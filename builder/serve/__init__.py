@@ -1,0 +1,1 @@
+"""A server for OpenAI's HTTP API: many requests share the batch of one decoder."""

@@ -1,0 +1,1 @@
+"""Progress, tables, and streams that hostile names cannot disturb."""

@@ -1,0 +1,254 @@
+"""Requests that join and leave a running batch, against each one alone."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from generated_ids import generated
+
+from onnx_models.any_causal_lm import made
+from onnx_models.fake_gpu import TRT, FakeEngine, FakeRuntime
+from onnx_models.near_ties import assert_same
+from onnx_models.tiny_decoder import VOCAB, TinyDecoder
+from trt_nvfp4.builder.cuda.runtime import Cuda
+from trt_nvfp4.builder.errors import UsageError
+from trt_nvfp4.builder.export.huggingface import export
+from trt_nvfp4.builder.generate.loop import generate_ids
+from trt_nvfp4.builder.generate.onnx_runner import OnnxRunner
+from trt_nvfp4.builder.generate.sampling import Sampling
+from trt_nvfp4.builder.generate.tensorrt_runner import TensorRTRunner
+from trt_nvfp4.builder.generate.torch_runner import TorchRunner
+from trt_nvfp4.builder.model.decoder_contract import CacheOptions
+from trt_nvfp4.builder.serve.fair_queue import FairQueue, QueueFullError
+from trt_nvfp4.builder.serve.request import Event, Failed, Generated, PromptScored, Request
+from trt_nvfp4.builder.serve.scheduler import Scheduler
+
+SLOTS = 4
+
+
+@pytest.fixture
+def tiny(rng: np.random.Generator) -> TinyDecoder:
+    return TinyDecoder(rng, capacity=48)
+
+
+@dataclass
+class Served:
+    """A scheduler, the times of its clock, and the sizes of its decoder's steps."""
+
+    scheduler: Scheduler
+    queue: FairQueue
+    now: float = 0.0
+    steps: list[tuple[list[int], list[int], int]] = field(default_factory=list)
+
+    def ask(self, prompt: list[int], count: int = 8, **more: Any) -> tuple[Request, list[Event]]:
+        events: list[Event] = []
+        request = Request(prompt, count, events.append, **more)
+        self.scheduler.check(request)
+        self.queue.put(request)
+        return request, events
+
+    def run(self) -> None:
+        while self.scheduler.step():
+            pass
+
+
+def served(runner: Any, slots: int = SLOTS, longest: int = 100, drafts: bool = True) -> Served:
+    queue = FairQueue(longest)
+    found = Served(Scheduler(runner, slots, queue, drafts, lambda: found.now), queue)
+    step = runner.step
+
+    def noted(ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> Any:
+        found.steps.append((past.tolist(), new.tolist(), ids.shape[1]))
+        assert (past + ids.shape[1] <= runner.decoder.capacity).all()
+        return step(ids, past, new, count)
+
+    runner.step = noted
+    return found
+
+
+def ids(events: list[Event]) -> list[int]:
+    return [event.id for event in events if isinstance(event, Generated)]
+
+
+def onnx_runner(tiny: TinyDecoder, folder: Path) -> Any:
+    return OnnxRunner(tiny.save(folder / "model.onnx"))
+
+
+def torch_runner(tiny: TinyDecoder, folder: Path) -> Any:
+    return TorchRunner(tiny.save(folder / "model.onnx"), "cpu")
+
+
+def tensorrt_runner(tiny: TinyDecoder, folder: Path) -> Any:
+    runtime = FakeRuntime()
+    engine = FakeEngine(tiny.save(folder / "model.onnx"), runtime, [(1, 48), (1, 16)], batch=SLOTS)
+    return TensorRTRunner(engine, TRT, tiny.decoder, "model.engine", Cuda(runtime))
+
+
+@pytest.mark.parametrize("kind", [onnx_runner, torch_runner, tensorrt_runner])
+def test_each_text_is_that_of_a_lone_run(
+    kind: Any, tiny: TinyDecoder, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """Random arrivals, lengths, shared beginnings, cancellations and sampling; the slots are never idle for long."""
+    server = served(kind(tiny, tmp_path))
+    stems = [rng.integers(0, VOCAB, 20).tolist() for _ in range(2)]
+    asked = []
+    for number in range(40):
+        stem = stems[number % 2][: int(rng.integers(0, 21))]
+        prompt = [*stem, *rng.integers(0, VOCAB, int(rng.integers(1, 21))).tolist()]
+        sampling = Sampling(1.0, top_k=5, seed=number) if number % 5 == 0 else Sampling()
+        request, events = server.ask(prompt, int(rng.integers(1, 30)), sampling=sampling, client=str(number % 3))
+        asked.append((request, events))
+        for _ in range(int(rng.integers(0, 6))):
+            server.scheduler.step()
+        if number % 7 == 0:
+            asked[int(rng.integers(0, len(asked)))][0].is_cancelled = True
+    server.run()
+    assert (server.scheduler.running, len(server.queue)) == (0, 0)
+    lone = OnnxRunner(tiny.save(tmp_path / "lone.onnx"))
+    for request, events in asked:
+        found = ids(events)
+        if request.is_cancelled:
+            assert all(isinstance(event, Generated) for event in events)
+            continue
+        steps = generate_ids(lone, [list(request.prompt)], request.max_new_tokens, request.sampling)
+        expected = [token for step in steps for token in step]
+        assert found == [token.id for token in expected]
+        assert isinstance(events[-1], Generated)
+        assert events[-1].finish == expected[-1].finish
+    sums = server.scheduler.statistics
+    assert sums.reused_tokens > 0
+    assert sums.drafts.drafted > 0
+
+
+def test_a_long_prompt_goes_in_pieces_between_the_tokens_of_others(tiny: TinyDecoder, tmp_path: Path) -> None:
+    runner = onnx_runner(tiny, tmp_path)
+    server = served(runner, drafts=False)
+    seconds = dict.fromkeys((1, 2, 4), 1.0) | dict.fromkeys((8, 16, 32), 4.0)  # beyond 4 tokens a step takes too long
+    server.scheduler._pace._seconds = seconds
+    server.scheduler._pace.learn = lambda width, seconds: None  # type: ignore[method-assign]
+    _, short = server.ask([1, 2], 30)
+    server.scheduler.step()
+    _, long = server.ask([3] * 45, 2)
+    before, begun = len(short), len(server.steps)
+    while not long:
+        server.scheduler.step()
+    pieces = server.steps[begun:]
+    assert [width for *_, width in pieces] == [4] * 11 + [1]
+    assert len(short) - before == len(pieces)  # a token of the other with every piece
+    server.run()
+    assert ids(long) == tiny.greedy([3] * 45, 2)
+    _, alone = server.ask([4] * 40, 1)
+    begun = len(server.steps)
+    server.run()
+    assert len(server.steps) - begun == 2  # nobody waits: as wide as may be
+    assert ids(alone) == tiny.greedy([4] * 40, 1)
+
+
+def test_a_second_turn_takes_its_new_tokens_only(tiny: TinyDecoder, tmp_path: Path) -> None:
+    server = served(onnx_runner(tiny, tmp_path), drafts=False)
+    first = [5, 9, 2] * 6
+    _, events = server.ask(first, 6)
+    server.run()
+    turn = [*first, *ids(events), 7, 8]
+    request, second = server.ask(turn, 4)
+    begun = len(server.steps)
+    server.run()
+    assert request.reused == len(turn) - 3  # the last token of an answer is not cached
+    assert max(server.steps[begun][1]) == 3
+    assert ids(second) == tiny.greedy(turn, 4)
+    _, running = server.ask([*first[:16], 1], 25)
+    server.scheduler.step()
+    request, copied = server.ask([*first, 3], 4)  # the other slots' beginning, of one that runs
+    server.run()
+    assert request.reused >= 16
+    assert ids(copied) == tiny.greedy([*first, 3], 4)
+    assert ids(running) == tiny.greedy([*first[:16], 1], 25)
+
+
+def test_scores_are_those_of_all_tokens_at_once(tiny: TinyDecoder, rng: np.random.Generator, tmp_path: Path) -> None:
+    server = served(onnx_runner(tiny, tmp_path))
+    prompt = rng.integers(0, VOCAB, 30).tolist()
+    server.ask(prompt, 3)
+    server.run()
+    _, events = server.ask(prompt, 2, scores_prompt=True, top_scores=3)
+    server.run()
+    scores = [score for event in events if isinstance(event, PromptScored) for score in event.scores]
+    scores += [event.score for event in events if isinstance(event, Generated) and event.score is not None]
+    text = [*prompt, *ids(events)]
+    logits = tiny.logits(text).astype(float)
+    expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    np.testing.assert_allclose([score.logprob for score in scores], expected[range(31), text[1:]], atol=1e-4)
+    assert [[token for token, _ in score.top] for score in scores] == np.argsort(-expected)[:31, :3].tolist()
+
+
+def test_clients_take_turns_and_late_or_unwanted_requests_end(tiny: TinyDecoder, tmp_path: Path) -> None:
+    server = served(onnx_runner(tiny, tmp_path), slots=1, longest=5)
+    order: list[str] = []
+    for client in ("a", "a", "a", "b"):
+        request, _ = server.ask([1], 1, client=client)
+        request.emit = lambda event, client=client: order.append(client)
+    _, late = server.ask([1], 1, deadline=5.0)
+    with pytest.raises(QueueFullError):
+        server.ask([1], 1)
+    server.now = 6.0
+    server.run()
+    assert order == ["a", "b", "a", "a"]
+    assert [type(event) for event in late] == [Failed]
+    request, running = server.ask([1], 20, deadline=7.0)
+    server.scheduler.step()
+    server.now = 8.0
+    server.run()
+    assert isinstance(running[-1], Failed)
+    assert running[-1].reason == "deadline"
+    assert 1 < len(running) < 20
+
+
+def test_a_text_whose_logits_are_no_numbers_leaves_the_others_be(tiny: TinyDecoder, tmp_path: Path) -> None:
+    tiny.weights["embedding"][7] = math.nan
+    server = served(onnx_runner(tiny, tmp_path))
+    _, wrong = server.ask([1, 7, 2], 5)
+    _, scored = server.ask([7, 2], 5, top_scores=1)
+    _, right = server.ask([1, 2], 5)
+    server.run()
+    assert [event.reason for event in (*wrong, *scored) if isinstance(event, Failed)] == ["model"] * 2
+    assert len(wrong) == len(scored) == 1
+    assert len(ids(right)) == 5
+    after = [server.ask([1, token], 5)[1] for token in (3, 4, 5, 6)]
+    server.run()
+    assert all(len(ids(events)) == 5 or 7 in ids(events) for events in after)
+
+
+def test_what_the_decoder_cannot_take(tiny: TinyDecoder, tmp_path: Path) -> None:
+    runner = onnx_runner(tiny, tmp_path)
+    with pytest.raises(UsageError, match=r"--slots 5: .* at most 4 sequences"):
+        served(runner, slots=5)
+    server = served(OnnxRunner(tiny.save(tmp_path / "long.onnx", recompute_length=20)))
+    for prompt, message in ([], "0 tokens"), ([1] * 21, "expected 1 to 20"), ([VOCAB], f"token {VOCAB}"):
+        with pytest.raises(UsageError, match=message):
+            server.ask(prompt)
+    _, events = server.ask([1] * 18, 9)
+    server.run()
+    assert (len(ids(events)), events[-1].finish) == (3, "capacity")  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_a_hybrids_states_are_those_of_its_own_text(tmp_path: Path, rng: np.random.Generator) -> None:
+    pytest.importorskip("transformers")
+    model = made("Lfm2ForCausalLM")
+    model.save_pretrained(tmp_path / "m")
+    runner = OnnxRunner(export(tmp_path / "m", tmp_path / "m.onnx", "auto", CacheOptions(64, max_batch=2)))
+    prompts = [rng.integers(3, 100, count).tolist() for count in rng.integers(1, 30, 7)]
+    lone = [generated(runner, [prompt], 10)[0] for prompt in prompts]
+    server = served(runner, slots=2)
+    asked = [server.ask(prompt, 10) for prompt in prompts]
+    server.run()
+    for prompt, (_, events), expected in zip(prompts, asked, lone, strict=True):
+        assert_same(model, prompt, ids(events), expected)
+    turn = [*prompts[-1], *ids(asked[-1][1]), 5]
+    request, events = server.ask(turn, 5)
+    server.run()
+    assert request.reused == len(turn) - 2
+    assert_same(model, turn, ids(events), generated(runner, [turn], 5)[0])
