@@ -10,7 +10,7 @@ import torch
 Array = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
 
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def tile(scales: Bytes) -> Bytes:

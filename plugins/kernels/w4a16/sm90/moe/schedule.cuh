@@ -204,9 +204,9 @@ struct TaskQueue {
 
 // Blocks may share tiles of gate and up: with hardly more tiles than blocks, some blocks would have two and others one.
 
-// The chunks of all tiles of gate and up, one after another, cut into even shares, a ticket each. The share with a tile's
-// end adds up the tile's partial sums. A share takes its last tile first, whose end is another share's, so that its part
-// is there long before it is needed.
+// The chunks of all tiles of gate and up, one after another, cut into even shares, a ticket each. The share with a
+// tile's end adds up the tile's partial sums. A share takes its last tile first, whose end is another share's, so that
+// its part is there long before it is needed.
 struct EvenShares {
     int tiles, chunks, count;  // chunks of a tile; shares
     int least, longer;         // chunks of a share, of which the first so many have one more
