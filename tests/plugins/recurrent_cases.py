@@ -38,6 +38,24 @@ class Shape:
         return {**heads, "update_rule": self.rule, **self.options}
 
 
+AUTO, GENERIC, RECURRENT, CHUNKED = 0, 1, 12, 13
+
+#: For emulators: rows and columns that fill no tile; several query heads; rows' own decays; chunks that end within one.
+SMALL = [
+    Shape("gated_delta", 2, 3, 2, 32, 48),
+    Shape("linear", 1, 2, 1, 80, 16, group=3),
+    Shape("gated", 1, 18, 1, 16, 32, per_row=True),
+    Shape("delta", 1, 2, 2, 144, 16, shared_beta=True),
+]
+CHUNKS = [Shape("gated_delta", 1, 67, 1, 80, 48), Shape("gated", 2, 65, 1, 64, 16), Shape("linear", 1, 3, 1, 112, 32)]
+
+
+def tactics(shape: Shape, dtype: torch.dtype) -> list[int]:
+    chunked = dtype != torch.float32 and shape.group == 1 and not shape.per_row and shape.tokens > 0
+    chunked &= "delta" not in shape.rule or shape.key_dim <= 128
+    return [GENERIC, RECURRENT, *([CHUNKED] if chunked else [])]
+
+
 def linear_attention_inputs(
     rng: np.random.Generator, shape: Shape, dtype: torch.dtype, state: torch.dtype = torch.float32
 ) -> list[torch.Tensor]:
@@ -78,3 +96,15 @@ def expected(shape: Shape, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tenso
 
 def relative_error(wanted: torch.Tensor, found: torch.Tensor) -> float:
     return float((found.double() - wanted).norm() / wanted.norm().clamp_min(1e-30))
+
+
+#: batch, channels, tokens, width: fewer tokens than the state holds, none, a channel per thread and per warp.
+CONVOLUTIONS = [(2, 5, 1, 4), (1, 130, 2, 4), (2, 3, 0, 4), (1, 3, 40, 4), (1, 2, 70, 1), (1, 1, 20, 40), (1, 1, 3, 40)]
+
+
+def convolution_inputs(
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: torch.dtype, count: int
+) -> list[torch.Tensor]:
+    batch, channels, tokens, width = shape
+    shapes = [(batch, channels, tokens), (channels, 1, width), (channels,), (batch, channels, width - 1)]
+    return [random_t(rng, given, dtype) for given in shapes[:count]]

@@ -6,6 +6,7 @@ Run with PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that each tensor is an allocation 
 
 import argparse
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import op_inputs
@@ -14,13 +15,22 @@ from attention_cases import SHAPES
 from attention_cases import inputs as attention_inputs
 from decoder_cases import MIXTURES, random_case
 from decoder_cases import SHAPES as DECODERS
+from recurrent_cases import (
+    CAUSAL_CONV,
+    CHUNKS,
+    CONVOLUTIONS,
+    LINEAR_ATTENTION,
+    SMALL,
+    convolution_inputs,
+    linear_attention_inputs,
+)
 
 from trt_nvfp4.plugins.host import PluginHost
 
 GENERIC, AUTOMATIC, W4A16_SM90 = 1, 0, 8
 
 
-def calls(dtype: torch.dtype) -> Iterator[tuple[str, list[torch.Tensor], dict[str, int | float]]]:
+def calls(dtype: torch.dtype) -> Iterator[tuple[str, list[torch.Tensor], dict[str, Any]]]:
     """(op, inputs, attributes)"""
     rng = np.random.default_rng()
     for w4a4 in (0, 1):
@@ -48,16 +58,20 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, list[torch.Tensor], dict[st
         for layers in (*DECODERS, *MIXTURES):
             for fp8 in (False, True):
                 yield layers.op, random_case(rng, layers, dtype, fp8).inputs, layers.attributes(fp8)
+    for recurrent in (*SMALL, *CHUNKS):
+        yield LINEAR_ATTENTION, linear_attention_inputs(rng, recurrent, dtype), recurrent.attributes
+    for convolution in CONVOLUTIONS:
+        yield CAUSAL_CONV, convolution_inputs(rng, convolution, dtype, 4), {"activation": "silu", "ndim": 1}
     for norm in (0, 1):
         yield "NVFP4Quantize", op_inputs.quantize(rng, 131, 80, dtype).inputs, {"norm": norm, "add_residual": norm}
 
 
 def tactics(
-    host: PluginHost, op: str, inputs: list[torch.Tensor], attributes: dict[str, int | float], dtype: torch.dtype
+    host: PluginHost, op: str, inputs: list[torch.Tensor], attributes: dict[str, Any], dtype: torch.dtype
 ) -> list[int]:
     """Of a call; sanitize_w4a16.py has W4A16's of linears and MLPs."""
     of_sm90 = torch.cuda.get_device_capability() == (9, 0) and dtype != torch.float32
-    if "Decoder" in op:
+    if "Decoder" in op or op == LINEAR_ATTENTION:
         with host.session(op, inputs, attributes) as session:
             return session.tactics or [AUTOMATIC]
     mixture = op == "NVFP4MoE" and not attributes["quantize_activations"]

@@ -3,22 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from op_inputs import random_t
 from recurrent_cases import CAUSAL_CONV as OP
+from recurrent_cases import CONVOLUTIONS as SHAPES
+from recurrent_cases import convolution_inputs as inputs
 from recurrent_cases import relative_error
 
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.ops import STANDARD_OPS
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-#: batch, channels, tokens, width: fewer tokens than the state holds, none, a channel per thread and per warp.
-SHAPES = [(2, 5, 1, 4), (1, 130, 2, 4), (2, 3, 0, 4), (1, 3, 40, 4), (1, 2, 70, 1), (1, 1, 20, 40), (1, 1, 3, 40)]
-
-
-def inputs(rng: np.random.Generator, shape: tuple[int, ...], dtype: torch.dtype, count: int) -> list[torch.Tensor]:
-    batch, channels, tokens, width = shape
-    shapes = [(batch, channels, tokens), (channels, 1, width), (channels,), (batch, channels, width - 1)]
-    return [random_t(rng, given, dtype) for given in shapes[:count]]
 
 
 def check(host: PluginHost, shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: str) -> None:

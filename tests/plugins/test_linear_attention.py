@@ -5,31 +5,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from recurrent_cases import (
+    AUTO,
+    CHUNKED,
+    CHUNKS,
+    RECURRENT,
+    SMALL,
+    Shape,
+    expected,
+    linear_attention_inputs,
+    relative_error,
+    tactics,
+)
 from recurrent_cases import LINEAR_ATTENTION as OP
-from recurrent_cases import Shape, expected, linear_attention_inputs, relative_error
 
 from ptx_emulator.shim import Gpu
 from trt_nvfp4.plugins.host import HostError, PluginHost
 
-AUTO, GENERIC, RECURRENT, CHUNKED = 0, 1, 12, 13
 RULES = ("linear", "gated", "delta", "gated_delta")
 #: Of the outputs' norm. Chunks round the state and what the delta rule corrects to T.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-
-#: For emulators: rows and columns that fill no tile; several query heads; rows' own decays; chunks that end within one.
-SMALL = [
-    Shape("gated_delta", 2, 3, 2, 32, 48),
-    Shape("linear", 1, 2, 1, 80, 16, group=3),
-    Shape("gated", 1, 18, 1, 16, 32, per_row=True),
-    Shape("delta", 1, 2, 2, 144, 16, shared_beta=True),
-]
-CHUNKS = [Shape("gated_delta", 1, 67, 1, 80, 48), Shape("gated", 2, 65, 1, 64, 16), Shape("linear", 1, 3, 1, 112, 32)]
-
-
-def tactics(shape: Shape, dtype: torch.dtype) -> list[int]:
-    chunked = dtype != torch.float32 and shape.group == 1 and not shape.per_row and shape.tokens > 0
-    chunked &= "delta" not in shape.rule or shape.key_dim <= 128
-    return [GENERIC, RECURRENT, *([CHUNKED] if chunked else [])]
 
 
 def check(
