@@ -15,6 +15,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
         "kernels/attention",
         "kernels/decode",
         "kernels/decoder",
+        "kernels/diffusion_linears",
         "kernels/fp8_mlp",
         "kernels/fp8_moe",
         "kernels/moe",
