@@ -55,7 +55,7 @@ def accept(
     lacking = _lacking(machine, target)
     found: dict[str, Outcome] = {}
     before = _before(folder, _fingerprint(machine, target))
-    for step in steps() if chosen is None else chosen:
+    for step in steps("tensorrt" not in lacking) if chosen is None else chosen:
         needs = [lacking[need] for need in step.needs if need in lacking]
         earlier = found.get(step.after.key) if step.after is not None else None
         if needs:

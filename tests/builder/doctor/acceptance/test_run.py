@@ -104,8 +104,10 @@ def test_what_the_machine_lacks_is_skipped(taken: Any, monkeypatch: pytest.Monke
     assert "no NVIDIA driver" in found[1].detail
 
 
-def test_steps_stand_behind_what_they_need() -> None:
-    found = steps()
+@pytest.mark.parametrize("builds", [True, False])
+def test_steps_stand_behind_what_they_need(builds: bool) -> None:
+    found = steps(builds)
+    assert all(("built" in taken.title) == builds for taken in found if taken.stage == "build")
     assert len({step.key for step in found}) == len(found)
     for number, taken in enumerate(found):
         assert taken.stage in work.STAGES
