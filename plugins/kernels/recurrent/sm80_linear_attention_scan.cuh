@@ -373,6 +373,10 @@ __device__ __forceinline__ void wait_for_copies(int pending) {
     if (pending == 2) ptx::cp_async_wait<2>();
 }
 
+// Barrier of all roles. It counts threads, as roles come to it at places of their own; __syncthreads() would be one
+// place.
+__device__ __forceinline__ void sync_all() { ptx::sync_warps_at<kScanThreads>(3); }
+
 // Barrier of the two roles that compute.
 __device__ __forceinline__ void sync_computing() { ptx::sync_warps_at<2 * kRoleThreads>(2); }
 
@@ -398,8 +402,8 @@ __global__ __launch_bounds__(kScanThreads) void sm80_linear_attention_scan(Args<
         for (int chunk = 0; chunk < max(stages - 1, 1); ++chunk) copy(chunk);
         for (int chunk = 0; chunk < chunks; ++chunk) {
             wait_for_copies(max(stages - 2, 0));
-            __syncthreads();
-            if (stages == 1) __syncthreads();
+            sync_all();
+            if (stages == 1) sync_all();
             copy(chunk + max(stages - 1, 1));
         }
         return;
@@ -410,7 +414,7 @@ __global__ __launch_bounds__(kScanThreads) void sm80_linear_attention_scan(Args<
         warps.share();
         for (int chunk = 0; chunk < chunks; ++chunk) {
             uint32_t const place = scan.stage(chunk, stages);
-            __syncthreads();
+            sync_all();
             if constexpr (kDelta) {
                 warps.find_inputs(place, std::is_same_v<T, __half> ? unit[kRoleWarps] : 1.0f);
                 sync_computing();
@@ -421,7 +425,7 @@ __global__ __launch_bounds__(kScanThreads) void sm80_linear_attention_scan(Args<
             sync_computing();
             warps.update(place);
             warps.share();
-            if (stages == 1) __syncthreads();
+            if (stages == 1) sync_all();
         }
         warps.store();
         return;
@@ -429,7 +433,7 @@ __global__ __launch_bounds__(kScanThreads) void sm80_linear_attention_scan(Args<
     OutputWarps<T, kKeyDim, kDelta> warps{scan};
     for (int chunk = 0; chunk < chunks; ++chunk) {
         uint32_t const place = scan.stage(chunk, stages);
-        __syncthreads();
+        sync_all();
         warps.read_state(place, args.scale * (std::is_same_v<T, __half> ? unit[kRoleWarps] : 1.0f));
         sync_computing();
         if constexpr (kDelta) {
@@ -439,7 +443,7 @@ __global__ __launch_bounds__(kScanThreads) void sm80_linear_attention_scan(Args<
         uint32_t const right = kDelta ? scan.updates : place + Kernel::Sizes::kValues;
         scan.multiply_square(warps.sums, place + Kernel::Sizes::kScores, right, 0);
         warps.store(chunk0 + chunk);
-        if (stages == 1) __syncthreads();
+        if (stages == 1) sync_all();
     }
 }
 
