@@ -125,16 +125,17 @@ def _experts(shape: Shape, dtype: torch.dtype) -> list[Tensor]:
 
 @dataclass
 class Step:
-    """The inputs of a step: hidden states of one token per sequence, caches, lengths and rotary tables."""
+    """The inputs of a step: hidden states of its tokens, caches, lengths and rotary tables."""
 
-    x: Tensor  # [batch, 1, hidden]
+    x: Tensor  # [batch, tokens, hidden]
     caches: Tensor  # [layers, 2, batch, kv_heads, capacity, head_dim]
     past_length: Tensor
     cos: Tensor
     sin: Tensor
 
     @classmethod
-    def random(cls, model: Model, batch: int, length: int, fp8: bool) -> "Step":
+    def random(cls, model: Model, batch: int, length: int, fp8: bool, tokens: int = 1) -> "Step":
+        """`length`: cached tokens behind the step."""
         shape = model.shape
         sizes = (2, batch, shape.kv_heads, length, shape.head_dim)
         caches = torch.empty((shape.layers, *sizes), device="cuda", dtype=torch.int8 if fp8 else model.dtype)
@@ -142,8 +143,8 @@ class Step:
             values = torch.randn(sizes, device="cuda", dtype=model.dtype)
             layer.copy_((values * 64).to(torch.float8_e4m3fn).view(torch.int8) if fp8 else values)
         angles = torch.rand(length, shape.head_dim // 2, device="cuda") * 6
-        x = torch.randn(batch, 1, shape.hidden, device="cuda", dtype=model.dtype)
-        return cls(x, caches, torch.full((batch,), length - 1, device="cuda"), angles.cos(), angles.sin())
+        x = torch.randn(batch, tokens, shape.hidden, device="cuda", dtype=model.dtype)
+        return cls(x, caches, torch.full((batch,), length - tokens, device="cuda"), angles.cos(), angles.sin())
 
 
 Calls = list[tuple[str, Work]]  # by part, in the order in which they run

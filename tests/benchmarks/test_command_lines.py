@@ -20,6 +20,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
         "kernels/fp8_moe",
         "kernels/moe",
         "kernels/quantize",
+        "models/drafts",
         "models/vla",
     ],
 )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 NONE, NGRAM = "none", "ngram"
 #: The folder of a bundle that holds the bundle of its drafter.
 BUNDLED = "draft"
+_REWRITTEN = ".rewritten.onnx"
 
 
 def drafter_beside(model: Path) -> Path | None:
@@ -30,7 +31,8 @@ def drafter_beside(model: Path) -> Path | None:
     bundled = (model if model.is_dir() else model.parent) / BUNDLED
     if model.is_dir():
         return bundled if (bundled / MANIFEST).is_file() else None
-    beside = model.with_suffix(f".draft{model.suffix}")
+    suffix = _REWRITTEN if model.name.endswith(_REWRITTEN) else model.suffix
+    beside = model.with_name(f"{model.name.removesuffix(suffix)}.draft{suffix}")
     if (bundled / MANIFEST).is_file():
         try:
             beside = named_file(bundled, read_json(bundled / MANIFEST)["engine"])
