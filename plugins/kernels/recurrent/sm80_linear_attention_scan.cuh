@@ -39,6 +39,11 @@ struct ScanSizes {
     static constexpr int kOwnTiles = kKeyDim / 16 / kRoleWarps;  // of 16 rows of the state, that a warp has
 };
 
+// Barriers of pairs of roles. Roles come to them at places of their own, which __syncthreads() does not allow.
+__device__ __forceinline__ void sync_computing() { ptx::sync_warps_at<2 * kRoleThreads>(2); }
+__device__ __forceinline__ void sync_state_and_copies() { ptx::sync_warps_at<2 * kRoleThreads>(3); }
+__device__ __forceinline__ void sync_outputs_and_copies() { ptx::sync_warps_at<2 * kRoleThreads>(4); }
+
 constexpr int kTiles = kScanColumns / 8;  // of 8 columns
 
 template <typename T, int kKeyDim, bool kDelta>
@@ -231,7 +236,7 @@ struct StateWarps {
         }
         bits = ptx::warp_max(bits);
         if (scan.lane == 0) unit[scan.warp] = __uint_as_float(bits);
-        ptx::sync_warps<kRoleThreads>();
+        sync_computing();  // with the other role, which waits for this anyway
         for (int w = 0; w < kRoleWarps; ++w) bits = max(bits, __float_as_uint(unit[w]));
         // Up to 2^14 as it is; an infinity or NaN stays what it is.
         int const exponent = min(max(static_cast<int>(bits >> 23) - 127 - 13, 0), 120);
@@ -373,19 +378,14 @@ __device__ __forceinline__ void wait_for_copies(int pending) {
     if (pending == 2) ptx::cp_async_wait<2>();
 }
 
-// Barrier of all roles. It counts threads, as roles come to it at places of their own; __syncthreads() would be one
-// place.
-__device__ __forceinline__ void sync_all() { ptx::sync_warps_at<kScanThreads>(3); }
-
-// Barrier of the two roles that compute.
-__device__ __forceinline__ void sync_computing() { ptx::sync_warps_at<2 * kRoleThreads>(2); }
-
-// All roles meet once a chunk is there and the state too; with one stage, again when it has been read. Those that
-// compute meet in between: x is there, or v decayed, and the state has been read; of the delta rule, u is there.
+// Each role that computes meets the copies' once a chunk is there; with one stage, again when it has been read. Then
+// the two meet each other: the state is there; x is there, or v decayed, and the state has been read; of the delta
+// rule, u is there; of float16, a state's maxima are there.
 template <typename T, int kKeyDim, bool kDelta>
 __global__ __launch_bounds__(kScanThreads) void sm80_linear_attention_scan(Args<T> args, ChunkWorkspace workspace,
                                                                            int chunk0, int chunks, int stages) {
     using Kernel = Scan<T, kKeyDim, kDelta>;
+    constexpr bool kHalf = std::is_same_v<T, __half>;
     extern __shared__ uint4 shared_memory[];
     __shared__ float unit[kRoleWarps + 1];
     Kernel scan(args, workspace, ptx::shared_address(shared_memory));
@@ -402,8 +402,12 @@ __global__ __launch_bounds__(kScanThreads) void sm80_linear_attention_scan(Args<
         for (int chunk = 0; chunk < max(stages - 1, 1); ++chunk) copy(chunk);
         for (int chunk = 0; chunk < chunks; ++chunk) {
             wait_for_copies(max(stages - 2, 0));
-            sync_all();
-            if (stages == 1) sync_all();
+            sync_state_and_copies();
+            sync_outputs_and_copies();
+            if (stages == 1) {
+                sync_state_and_copies();
+                sync_outputs_and_copies();
+            }
             copy(chunk + max(stages - 1, 1));
         }
         return;
@@ -414,9 +418,10 @@ __global__ __launch_bounds__(kScanThreads) void sm80_linear_attention_scan(Args<
         warps.share();
         for (int chunk = 0; chunk < chunks; ++chunk) {
             uint32_t const place = scan.stage(chunk, stages);
-            sync_all();
+            sync_state_and_copies();
+            sync_computing();
             if constexpr (kDelta) {
-                warps.find_inputs(place, std::is_same_v<T, __half> ? unit[kRoleWarps] : 1.0f);
+                warps.find_inputs(place, kHalf ? unit[kRoleWarps] : 1.0f);
                 sync_computing();
                 scan.find_updates(place);
             } else {
@@ -425,16 +430,18 @@ __global__ __launch_bounds__(kScanThreads) void sm80_linear_attention_scan(Args<
             sync_computing();
             warps.update(place);
             warps.share();
-            if (stages == 1) sync_all();
+            if (stages == 1) sync_state_and_copies();
         }
         warps.store();
         return;
     }
     OutputWarps<T, kKeyDim, kDelta> warps{scan};
+    if constexpr (kHalf) sync_computing();
     for (int chunk = 0; chunk < chunks; ++chunk) {
         uint32_t const place = scan.stage(chunk, stages);
-        sync_all();
-        warps.read_state(place, args.scale * (std::is_same_v<T, __half> ? unit[kRoleWarps] : 1.0f));
+        sync_outputs_and_copies();
+        sync_computing();
+        warps.read_state(place, args.scale * (kHalf ? unit[kRoleWarps] : 1.0f));
         sync_computing();
         if constexpr (kDelta) {
             scan.find_updates(place);
@@ -443,7 +450,8 @@ __global__ __launch_bounds__(kScanThreads) void sm80_linear_attention_scan(Args<
         uint32_t const right = kDelta ? scan.updates : place + Kernel::Sizes::kValues;
         scan.multiply_square(warps.sums, place + Kernel::Sizes::kScores, right, 0);
         warps.store(chunk0 + chunk);
-        if (stages == 1) sync_all();
+        if constexpr (kHalf) sync_computing();
+        if (stages == 1) sync_outputs_and_copies();
     }
 }
 
