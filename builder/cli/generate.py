@@ -98,7 +98,7 @@ class GenerateOptions(Options):
         default=None,
         converter=path,
         metadata=described(
-            "Folder with the tokenizer's files (default: tokenizer/ beside the model).", WHAT, metavar="DIR"
+            "Folder with the tokenizer's files (default: the one beside the model).", WHAT, metavar="DIR"
         ),
     )
     max_new_tokens: int = field(

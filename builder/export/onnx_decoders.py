@@ -13,8 +13,9 @@ from trt_nvfp4.graph_passes.patterns.attention.types import DecoderError
 from ..errors import ModelFaultError
 from ..model.cache_support import check_caches_run
 from ..model.decoder_contract import CAPACITY, DECODER, TOKENIZER, Decoder, end_ids
+from ..model.model import tokenizer_of
 from .inplace_check import conversion_error
-from .tokenizer_files import copy_tokenizer, tokenizer_files
+from .tokenizer_files import tokenizer_files
 
 # How the contract spells types of caches.
 _TYPES = {"FLOAT": "float32"}
@@ -22,8 +23,7 @@ _NOT_IN_PLACE = "its caches cannot be updated in place"
 
 
 def convert_decoder(model: Path, destination: Path, capacity: int | None = None, max_batch: int = 8) -> Decoder:
-    """Write the decoder at `model` to `destination` in the contract of `decoder_contract`, and the tokenizer that lies
-    beside the model, if any, into `tokenizer/` beside it.
+    """Write the decoder at `model` to `destination` in the contract of `decoder_contract`.
 
     `capacity`: tokens that each cache holds; default: what config.json beside the model allows, at most 4096. Raises
     ModelFaultError, naming the node, for a decoder that cannot be converted, or whose results differ from the
@@ -54,7 +54,7 @@ def convert_decoder(model: Path, destination: Path, capacity: int | None = None,
         eos_token_ids=_eos(model.parent, config),
         cache_dtype=_TYPES.get(found.dtype.name, found.dtype.name.lower()),
         sliding_window=found.window,
-        tokenizer=TOKENIZER if tokenizer_files(model.parent) else None,
+        tokenizer=TOKENIZER if tokenizer_files(tokenizer_of(model)) else None,
     )
     source.metadata_props[DECODER] = decoder.json()
     with scratch(destination.parent) as folder:
@@ -62,7 +62,6 @@ def convert_decoder(model: Path, destination: Path, capacity: int | None = None,
         write(source, made)
         if (why := conversion_error(model, made, decoder, found)) is not None:
             raise ModelFaultError(f"{model}: {_NOT_IN_PLACE}: {why}; build it as it is")
-        copy_tokenizer(model.parent, destination.parent / TOKENIZER)
         move(made, destination)
     return decoder
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ModelFaultError, UsageError
-from ..model.decoder_contract import TOKENIZER
+from ..model.decoder_contract import TOKENIZER, tokenizer_beside
 from ..model.model_files import ENGINES, is_model_directory
 from .runner import SlotRunner
 
@@ -104,7 +104,9 @@ def _rewritten(engine: Path, runner: str) -> Path:
 
 def tokenizer_folder(path: Path) -> Path:
     """Where the tokenizer of an engine, model, bundle or Hugging Face directory lies."""
-    return path if is_model_directory(path) else (path if path.is_dir() else path.parent) / TOKENIZER
+    if is_model_directory(path):
+        return path
+    return path / TOKENIZER if path.is_dir() else tokenizer_beside(path)
 
 
 def _of_folder(folder: Path, runner: str) -> Path:

@@ -49,8 +49,9 @@ _ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
 IDS, PAST_LENGTH, NEW_LENGTH, LOGITS = "input_ids", "past_length", "new_length", "logits"
 #: The output that a head reads, and the input that it reads it by.
 HIDDEN, PREVIOUS_HIDDEN = "hidden_states", "previous_hidden_states"
-#: Where the tokenizer's files lie, relative to the engine's or the model's folder.
+#: Where the tokenizer's files lie, relative to the engine's or the model's folder (see `tokenizer_beside`).
 TOKENIZER = "tokenizer"
+_OF_A_BUILD = re.compile(r"(\.(rewritten|inplace|surgery))*\.(engine|plan|onnx)$")
 #: onnx.TensorProto.INT8, for devices without that package.
 INT8 = 3
 #: The capacity where none is given, and the model allows for as many tokens.
@@ -244,6 +245,17 @@ def end_ids(stated: object) -> list[int]:
     """The tokens that end a text, as configurations state them: one or a list. What can be none is left out."""
     found = stated if isinstance(stated, (list, tuple)) else [stated]
     return [token for token in found if type(token) is int and 0 <= token < 1 << 31]
+
+
+def own_tokenizer(file: Path) -> Path:
+    """The tokenizer's folder of a build's files alone: `t.tokenizer` of t.engine, t.rewritten.onnx or t."""
+    return file.with_name(f"{_OF_A_BUILD.sub('', file.name)}.{TOKENIZER}")
+
+
+def tokenizer_beside(file: Path) -> Path:
+    """The folder of an engine's or a model's tokenizer: its own where there is one, else that of all files there."""
+    own = own_tokenizer(file)
+    return own if own.is_dir() else file.with_name(TOKENIZER)
 
 
 def decoder_of(model: onnx.ModelProto) -> Decoder | None:

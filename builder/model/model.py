@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from trt_nvfp4.builder.model.decoder_contract import TOKENIZER, Decoder, decoder_of
+from trt_nvfp4.builder.model.decoder_contract import Decoder, decoder_of, tokenizer_beside
 from trt_nvfp4.builder.model.onnx_file import read
 from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs
 from trt_nvfp4.common.onnx_files import OnnxFile
@@ -54,5 +54,5 @@ def tokenizer_of(source: Path) -> Path:
     as exports have it, or the file's own folder."""
     if source.is_dir():
         return source
-    beside = source.parent / TOKENIZER
+    beside = tokenizer_beside(source)
     return beside if beside.is_dir() else source.parent

@@ -36,7 +36,7 @@ from trt_nvfp4.builder.pipeline.plan_step import (
     new_plan,
     take_plan,
 )
-from trt_nvfp4.builder.pipeline.read_step import choose_kinds, read_model, set_possible_profiles, set_profiles
+from trt_nvfp4.builder.pipeline.read_step import read_model, set_possible_profiles, set_profiles, take_model
 from trt_nvfp4.builder.pipeline.request import Request, with_needs_of_budget
 from trt_nvfp4.builder.pipeline.request_checks import check
 from trt_nvfp4.builder.pipeline.run import Run
@@ -194,7 +194,7 @@ def _resume_from_rewritten(run: Run) -> None:
     run.model = Model(request.model, request.model, run.given)
     check_readable(request.model, checked(run.model))
     run.plan = Plan.load(request.plan)
-    choose_kinds(run)
+    take_model(run)
     report.warnings += slow_kernels(note_kernels(run.plan.subgraphs, request.target.capabilities))
     report.take_plan(run.plan, calibrated=rewritten_by(run.model)["calibrated"])
     check_required(run.request, run.plan)

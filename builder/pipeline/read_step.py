@@ -10,14 +10,14 @@ import onnx_ir as ir
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.export import huggingface as export
 from trt_nvfp4.builder.export.onnx_decoders import convert_decoder
-from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
+from trt_nvfp4.builder.export.tokenizer_files import copy_beside
 from trt_nvfp4.builder.export.unused_tensors import further_layers
 from trt_nvfp4.builder.inputs.decoder_profiles import decoder_profiles
 from trt_nvfp4.builder.inputs.possible_shapes import check_possible
 from trt_nvfp4.builder.inputs.shape_values import value_profiles
 from trt_nvfp4.builder.inputs.shapes import Profiles, Range, derive_profiles
 from trt_nvfp4.builder.model.cache_support import check_caches_run
-from trt_nvfp4.builder.model.decoder_contract import AUTO, TOKENIZER, CacheOptions
+from trt_nvfp4.builder.model.decoder_contract import AUTO, CacheOptions
 from trt_nvfp4.builder.model.model import Model
 from trt_nvfp4.builder.model.onnx_file import is_exported, read_if_any
 from trt_nvfp4.builder.pipeline.request import SURGERY
@@ -41,13 +41,18 @@ def read_model(run: Run, made: ExitStack) -> None:
         run.model = Model(path, request.model, weights=run.original.weights)
     if run.model.weights:
         made.enter_context(naming(request.model, run.model.path))
-    choose_kinds(run)
+    take_model(run)
 
 
-def choose_kinds(run: Run) -> None:
-    """Give the request the default kinds of the model: a decoder reads all its weights for every token."""
-    if run.request.kinds is None:
-        run.request = attrs.evolve(run.request, kinds=DEFAULT_KINDS if run.model.decoder is None else ALL_KINDS)
+def take_model(run: Run) -> None:
+    """What follows from the model: the default kinds, and the tokenizer beside the engine."""
+    decoder = run.model.decoder
+    if run.request.kinds is None:  # a decoder reads all its weights for every token
+        run.request = attrs.evolve(run.request, kinds=DEFAULT_KINDS if decoder is None else ALL_KINDS)
+    if decoder is not None and decoder.tokenizer is not None:
+        copied = copy_beside(run.model.tokenizer, run.request.base)
+        if copied is not None:
+            run.report.files["tokenizer"] = str(copied)
 
 
 def set_possible_profiles(run: Run, values: Mapping[str, int]) -> None:
@@ -119,12 +124,8 @@ def _onnx_file(run: Run, made: ExitStack) -> Model:
         "image_size": request.image_size,
         "batch": request.batch,
     }
-    if decoder is not None:
-        if request.draft != AUTO and (note := further_layers(request.model)) is not None:
-            report.warnings.append(note)
-        copied = copy_tokenizer(request.model, request.base.parent / TOKENIZER)
-        if copied is not None:
-            report.files["tokenizer"] = str(copied)
+    if decoder is not None and request.draft != AUTO and (note := further_layers(request.model)) is not None:
+        report.warnings.append(note)
     return model
 
 

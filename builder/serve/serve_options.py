@@ -36,7 +36,7 @@ class ServeOptions(Options):
         converter=path,
         kw_only=True,
         metadata=described(
-            "Folder with the tokenizer's files (default: tokenizer/ beside the model).", WHAT, metavar="DIR"
+            "Folder with the tokenizer's files (default: the one beside the model).", WHAT, metavar="DIR"
         ),
     )
     name: str | None = field(

@@ -18,7 +18,7 @@ from trt_nvfp4 import plugins
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, ModelFaultError
 from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
 from trt_nvfp4.builder.inputs.shapes import Profile
-from trt_nvfp4.builder.model.decoder_contract import TOKENIZER, Decoder, decoder_of
+from trt_nvfp4.builder.model.decoder_contract import TOKENIZER, Decoder, decoder_of, tokenizer_beside
 from trt_nvfp4.builder.model.onnx_file import check_plan, opened, rewritten_by
 from trt_nvfp4.builder.records.bundle import ACCEPT_SCRIPT, MANIFEST, REFERENCE
 from trt_nvfp4.builder.targets import NATIVE_NVFP4_SINCE, TRT_MOE_SINCE, Target
@@ -236,7 +236,7 @@ def write_folder(
     generates = options.keep and decoder is not None and decoder.alone
     _write_scripts(folder, generates, accepts=options.reference is not None)
     if options.keep and decoder is not None and decoder.tokenizer is not None:
-        sources = [place.parent / TOKENIZER for place in (file.path, options.original or file.path)]
+        sources = [tokenizer_beside(place) for place in (file.path, options.original or file.path)]
         if not any(copy_tokenizer(source, folder / TOKENIZER) for source in sources):
             raise ModelFaultError(
                 f"{file.path}: its tokenizer must lie in {sources[0]}, which holds no file of one; put its files there"
