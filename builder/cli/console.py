@@ -14,6 +14,7 @@ import click
 from rich.text import Text
 
 from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.cli.shadowed import shadowed
 from trt_nvfp4.builder.parallel.launched import Launched, is_first
 from trt_nvfp4.builder.terminal.output import naming, output, status
 
@@ -55,6 +56,8 @@ def failures(debug: bool, as_json: bool = False, *models: Path) -> Iterator[None
             error = KeyboardInterrupt()
         code = errors.exit_code(error)
         text = errors.message(error)
+        if code is None and (found := shadowed(error)) is not None:
+            code, text = errors.UNAVAILABLE, found
         if code is None:
             code = errors.DEFECT
             text = (
@@ -74,12 +77,11 @@ def failures(debug: bool, as_json: bool = False, *models: Path) -> Iterator[None
 
 
 def _is_later_rank(models: Sequence[Path]) -> bool:
-    folders = [model for model in models if model.is_dir()]
-    if not folders:
+    if is_first():
         return False
     from trt_nvfp4.builder.parallel.manifest import FILE  # imports onnx
 
-    return any((folder / FILE).is_file() for folder in folders) and not is_first()
+    return any((model / FILE).is_file() for model in models)
 
 
 def _rank() -> str:

@@ -269,7 +269,7 @@ def _early_tokenizer(model: Path, folder: Path | None, chat: bool) -> "Tokenizer
         return None
     tokenizer = Tokenizer(folder or beside)
     if chat:
-        tokenizer.check_chat()
+        tokenizer.check_chat("leave out --chat")
     return tokenizer
 
 

@@ -174,6 +174,8 @@ class Manifest:
         """Raises BuilderError: usage for a folder without a manifest, model for one that cannot be read or does not fit
         together."""
         path = folder / FILE
+        if not folder.exists():
+            raise ModelFaultError(f"{folder}: no such file or folder")
         if not path.is_file():
             raise UsageError(f"{folder}: holds no parts of a model (it has no {FILE})")
         try:

@@ -8,10 +8,11 @@ import numpy as np
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.export.checkpoints.stated_size import bounded_modules
 from trt_nvfp4.builder.export.fixed_sizes import UNFIXED, FixedSizes
-from trt_nvfp4.builder.export.huggingface import TEXT, check_config, has_caches, longest_sequence, quiet
+from trt_nvfp4.builder.export.huggingface import TEXT, has_caches, longest_sequence, quiet
 from trt_nvfp4.builder.export.loading import class_of
 from trt_nvfp4.builder.export.plain import IDS, MASK, check_kind, input_shapes
 from trt_nvfp4.builder.model.decoder_contract import NEW_LENGTH, PAST_LENGTH, CacheOptions
+from trt_nvfp4.builder.model.model_files import check_config
 from trt_nvfp4.calibration.samples.samples import InputSpec
 
 _INTEGERS = np.dtype(np.int64)

@@ -23,11 +23,10 @@ from trt_nvfp4.builder.export.plain import BATCH, check_kind, plain
 from trt_nvfp4.builder.export.tokenizer_files import tokenizer_files
 from trt_nvfp4.builder.model.cache_support import check_caches_run
 from trt_nvfp4.builder.model.decoder_contract import DECODER, CacheOptions
-from trt_nvfp4.builder.model.model_files import is_model_directory
+from trt_nvfp4.builder.model.model_files import check_config, is_model_directory
 from trt_nvfp4.builder.model.onnx_file import EXPORTED
 from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.common.json_text import read_json
-from trt_nvfp4.common.model_config import check_counts, read_config
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -238,25 +237,6 @@ def load_model(
     if adapter is not None:
         adapter.merge(loaded.model)
     return loaded.model, loaded.absent
-
-
-def check_config(directory: Path) -> None:
-    """Raise ModelFaultError for an invalid configuration, and for one with more layers or the like than any model
-    has."""
-    try:
-        config = read_config(directory)
-    except ValueError as error:
-        raise ModelFaultError(f"{directory / 'config.json'}: not JSON ({error})") from error
-    try:
-        check_counts(config)
-    except ValueError as error:
-        raise ModelFaultError(f"{directory / 'config.json'}: {error}; correct it") from error
-    if isinstance(config, dict) and "_diffusers_version" in config:
-        raise ModelFaultError(
-            f"{directory}: holds one module of a diffusers pipeline; give the pipeline's folder, with model_index.json"
-        )
-    if not isinstance(config, dict) or "model_type" not in config:
-        raise ModelFaultError(f"{directory / 'config.json'}: no model_type, so not a transformers model")
 
 
 def _check_files(directory: Path) -> None:

@@ -56,11 +56,11 @@ class Tokenizer:
             raise ModelFaultError(f"{self._folder}: its tokenizer fails: {error}") from error
         return [int(token) for token in found]
 
-    def check_chat(self) -> None:
-        """Raise UsageError without a chat template."""
+    def check_chat(self, instead: str) -> None:
+        """Raise UsageError without a chat template; the message says what to do `instead`."""
         if not self.has_chat_template:
             raise UsageError(
-                f"{self._folder}: this tokenizer has no chat template; leave out --chat, or put the model's "
+                f"{self._folder}: this tokenizer has no chat template; {instead}, or put the model's "
                 "chat_template.jinja there"
             )
 
@@ -79,7 +79,7 @@ class Tokenizer:
         """A user's message, or the messages of a chat (`role`, `content`), with what the assistant's answer begins
         with. `tools`: the functions that the model may call, as the template takes them. Raises UsageError without a
         chat template, ModelFaultError where it fails."""
-        self.check_chat()
+        self.check_chat("give texts in place of chats (a server takes them at /v1/completions)")
         messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
         try:
             (rendered,) = render_chats(self._tokenizer, [messages], True, tools)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trt_nvfp4.builder.errors import ModelFaultError
 from trt_nvfp4.builder.records.bundle import MANIFEST
-from trt_nvfp4.common.model_config import read_config
+from trt_nvfp4.common.model_config import check_counts, read_config
 
 #: How files of engines end.
 ENGINES = (".engine", ".plan")
@@ -77,6 +77,25 @@ def is_policy(path: Path) -> bool:
     return isinstance(config, dict) and "type" in config and "output_features" in config
 
 
+def check_config(directory: Path) -> None:
+    """Raise ModelFaultError for an invalid configuration, and for one with more layers or the like than any model
+    has."""
+    try:
+        config = read_config(directory)
+    except ValueError as error:
+        raise ModelFaultError(f"{directory / 'config.json'}: not JSON ({error})") from error
+    try:
+        check_counts(config)
+    except ValueError as error:
+        raise ModelFaultError(f"{directory / 'config.json'}: {error}; correct it") from error
+    if isinstance(config, dict) and "_diffusers_version" in config:
+        raise ModelFaultError(
+            f"{directory}: holds one module of a diffusers pipeline; give the pipeline's folder, with model_index.json"
+        )
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise ModelFaultError(f"{directory / 'config.json'}: no model_type, so not a transformers model")
+
+
 def check_model_file(path: Path) -> None:
     """Raise ModelFaultError for a path that is not there, and for a file of a known format other than ONNX (but a
     Python file)."""
@@ -95,8 +114,11 @@ def check_model_file(path: Path) -> None:
 
 
 def check_exists(path: Path) -> None:
-    """Raise ModelFaultError for a path that is not there, with what was probably meant."""
+    """Raise ModelFaultError for a path that is not there, with what was probably meant, and as `check_config` for a
+    Hugging Face directory."""
     if path.exists():
+        if is_model_directory(path) and not is_policy(path) and not is_pipeline(path):
+            check_config(path)
         return
     hint = _meant(path)
     if _HUB_NAME.fullmatch(str(path)) and path.suffix != ".onnx":

@@ -12,7 +12,7 @@ from trt_nvfp4.builder.pipeline.run import Run
 from trt_nvfp4.calibration.samples.filled_caches import with_filled_caches
 from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, SampleRange, available, load_samples
 from trt_nvfp4.calibration.samples.text import SUFFIXES as TEXTS
-from trt_nvfp4.calibration.statistics.collection import observable
+from trt_nvfp4.calibration.statistics.collection import digest, observable
 from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
 from trt_nvfp4.calibration.statistics.store import is_statistics
 from trt_nvfp4.common.cache_names import state_names
@@ -128,8 +128,12 @@ def calibrate(run: Run) -> Statistics | None:
     run.progress.stage("reading calibration data")
     budget = request.accuracy_budget is not None
     tensors = calibration_tensors(run.draft().with_all_statistics() if budget else plan, found)
+    destination = request.file(".statistics.json")
     if not tensors:
         report.warnings.append(f"no decision of the plan uses activation statistics: {request.calib_data} is not read")
+        if request.stop_after == "calibrate":  # from which the next command goes on
+            Statistics({}, 0, model=digest(run.model)).save(destination)
+            report.files["statistics"] = str(destination)
         return None
     if is_statistics(request.calib_data):
         return Statistics.load(request.calib_data, run.model)
@@ -139,7 +143,6 @@ def calibrate(run: Run) -> Statistics | None:
         f" on {request.calib_samples} of {available(samples)} samples, evenly drawn (--calib-samples)" if more else ""
     )
     run.progress.stage(f"calibrating{drawn}")
-    destination = request.file(".statistics.json")
     filled = with_filled_caches(samples)
     statistics = collect(run.model, tensors, filled, progress=run.progress.step, resume=destination)
     statistics.save(destination)

@@ -7,10 +7,10 @@ import attrs
 
 from trt_nvfp4.builder.components.source import is_of_parts
 from trt_nvfp4.builder.errors import UsageError
-from trt_nvfp4.builder.export.huggingface import check_config, export_head
+from trt_nvfp4.builder.export.huggingface import export_head
 from trt_nvfp4.builder.inputs.shape_text import Shape
 from trt_nvfp4.builder.model.decoder_contract import AUTO, IDS, CacheOptions
-from trt_nvfp4.builder.model.model_files import is_eagle, is_model_directory
+from trt_nvfp4.builder.model.model_files import check_config, is_eagle, is_model_directory
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.request import Request, part_of
 from trt_nvfp4.builder.records.bundle import DRAFT

@@ -28,6 +28,7 @@ from trt_nvfp4.builder.model.model_files import is_pipeline, is_policy
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.request import Request, part_of
 from trt_nvfp4.builder.pipeline.request_checks import check_no_pipeline, check_parts
+from trt_nvfp4.builder.pipeline.whole_folder import rename_in_reports, whole_folder
 from trt_nvfp4.builder.report.parts_report import PartsReport
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.builder.terminal.progress import Named, Progress, Silent
@@ -113,14 +114,8 @@ def run(request: Request, progress: Progress | None = None) -> PartsReport:
                 report.joints = Processing.of(manifest.settings[POLICY]).joint_errors(expected[0], found[0])
             if manifest.task == DIFFUSE:
                 report.chain |= {"psnr": psnr(found=found[-1], expected=expected[-1])}
-        # A part without subgraphs, such as an embedding, has nothing to be warned of.
-        seen = {name: part for name, part in report.parts.items() if part.subgraphs}
-        report.warnings += [f"{name}: {text}" for name, part in seen.items() for text in part.warnings]
-        if folder != destination:
-            for built in report.parts.values():
-                built.bundle = str(built.bundle).replace(str(folder), str(destination))
-                built.files = {k: file.replace(str(folder), str(destination)) for k, file in built.files.items()}
-            _rename_in_reports(folder, destination)
+        report.take_warnings()
+        rename_in_reports(report, folder, destination)
         (folder / REPORT).write_text(report.json() + "\n")
     return report
 
@@ -136,12 +131,6 @@ def _name_shared_library(parts: list[Report]) -> None:
 def _remove_model(path: Path) -> None:
     for file in (path, path.with_name(path.name + ".data")):
         file.unlink(missing_ok=True)
-
-
-def _rename_in_reports(folder: Path, destination: Path) -> None:
-    """Reports name files where they will lie."""
-    for file in (*folder.glob("*.report.json"), *folder.glob("*.report.html")):
-        file.write_text(file.read_text().replace(str(folder), str(destination)))
 
 
 def _check(request: Request) -> None:
@@ -177,11 +166,8 @@ def _folder(request: Request, destination: Path) -> Iterator[Path]:
         return
     if destination.exists():
         raise UsageError(f"--bundle {destination}: exists already; choose a new folder or remove this one")
-    with scratch(destination.parent) as temporary:
-        folder = temporary / "bundle"
-        folder.mkdir()
+    with whole_folder(destination) as folder:
         yield folder
-        folder.rename(destination)
 
 
 def _is_free(folder: Path) -> bool:

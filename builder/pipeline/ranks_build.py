@@ -23,6 +23,7 @@ from trt_nvfp4.builder.parallel.whole_model import calibrate_ranks, share_magnit
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.request import Request, part_of, planned
 from trt_nvfp4.builder.pipeline.request_checks import check_parts, check_texts
+from trt_nvfp4.builder.pipeline.whole_folder import rename_in_reports, whole_folder
 from trt_nvfp4.builder.report.parts_report import PartsReport
 from trt_nvfp4.builder.terminal.progress import Named, Progress, Silent
 from trt_nvfp4.calibration.samples.python_loader import split_function
@@ -69,7 +70,7 @@ def run(request: Request, parallel: str, progress: Progress | None = None) -> Pa
         raise UsageError(f"{destination}: exists already; name a new folder")
     report = PartsReport(str(request.model), request.target.name, str(destination))
     cache = CacheOptions(request.cache_capacity, request.max_batch or 1)
-    with made_folder(destination.parent), scratch(destination.parent) as temporary:
+    with made_folder(destination.parent), scratch(destination.parent) as temporary, whole_folder(destination) as folder:
         own = (request.trust_remote_code, request.adapter)
         whole = export(request.model, temporary / "whole.onnx", "generate", cache, *own)
         exported = []
@@ -85,11 +86,10 @@ def run(request: Request, parallel: str, progress: Progress | None = None) -> Pa
             found = _together(exported, temporary / "exported.onnx")
             report.chain["export_error"] = check_export(str(request.model), [expected], [found], _in_16_bits(whole))
         share_magnitudes(exported, ranks)
-        destination.mkdir(exist_ok=True)
-        copy_tokenizer(request.model, destination / TOKENIZER)  # which each rank's bundle takes from there
+        copy_tokenizer(request.model, folder / TOKENIZER)  # which each rank's bundle takes from there
         own_changes = {"calib_data": None, "accuracy_samples": 0, "parallel": None}
         requests = [
-            part_of(request, file, destination / rank_name(index), **own_changes) for index, file in enumerate(exported)
+            part_of(request, file, folder / rank_name(index), **own_changes) for index, file in enumerate(exported)
         ]
         if request.calib_data is not None:
             requests = _calibrated(request, requests, exported, temporary, progress)
@@ -106,8 +106,9 @@ def run(request: Request, parallel: str, progress: Progress | None = None) -> Pa
         first = next(iter(report.parts.values()))
         products = [] if first.predicted is None else first.predicted["subgraphs"]
         report.ranks = predict(request.target.name, ranks[0], products, exported[0], _top_k(request.model))
-        report.warnings += [f"{part}: {text}" for part, built in report.parts.items() for text in built.warnings]
-        RankFolder(destination, request.target.name, len(ranks), ranks[0].spread, report.ranks).save()
+        report.take_warnings()
+        rename_in_reports(report, folder, destination)
+        RankFolder(folder, request.target.name, len(ranks), ranks[0].spread, report.ranks).save()
     return report
 
 

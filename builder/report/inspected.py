@@ -161,6 +161,10 @@ def tables(found: Inspection) -> Iterator[Table]:
     elif isinstance(found, InspectedParts):
         yield from manifest_tables(found.manifest)
         shown = {"kind": found.kind, "built": found.built}
+    elif isinstance(found, InspectedBundle):
+        shown["profiles"] = [
+            {name: report.range_text(shapes) for name, shapes in profile.items()} for profile in found.profiles
+        ]
     for key, value in shown.items():
         rest.add_row(key.replace("_", " "), decimal(value) if key == "bytes" else _text(value))
     yield rest
@@ -168,8 +172,16 @@ def tables(found: Inspection) -> Iterator[Table]:
 
 def _text(value: Any) -> str:
     if isinstance(value, Mapping):
-        rows = equal_rows((str(key), [str(entry)]) for key, entry in value.items())
+        rows = equal_rows((str(key), [_inline(entry)]) for key, entry in value.items())
         return "\n".join(f"{name}: {entry}" for name, (entry,), _ in rows) or "none"
     if isinstance(value, list):
-        return "\n".join(str(entry) for entry in value) or "none"
-    return str(value)
+        return "\n".join(_text(entry) for entry in value) or "none"
+    return _inline(value)
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_inline(entry)}" for key, entry in value.items()) or "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_inline, value)) or "none"
+    return {None: "none", True: "yes", False: "no"}[value] if value is None or type(value) is bool else str(value)

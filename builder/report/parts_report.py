@@ -22,5 +22,14 @@ class PartsReport:
     #: Whether splitting a model over GPUs pays (see `parallel.prediction`).
     ranks: RanksPrediction | None = None
 
+    def take_warnings(self) -> None:
+        """Add the warnings of the parts, each once, behind the names of the parts that it is about. A part without
+        subgraphs, such as an embedding, has nothing to be warned of."""
+        about: dict[str, list[str]] = {}
+        for name, part in self.parts.items():
+            for text in part.warnings if part.subgraphs else ():
+                about.setdefault(text, []).append(name)
+        self.warnings += [f"{', '.join(names)}: {text}" for text, names in about.items()]
+
     def json(self) -> str:
         return json.dumps(asdict(self), indent=2, default=str)

@@ -381,12 +381,16 @@ def input_lines(report: Report) -> dict[str, str]:
     lines = dict(report.inputs)
     for profiles, of in ((report.profiles, ""), (report.decode_profiles, " (decode)")):
         for name, shapes in profiles.items():
-            low, middle, high = ("x".join(map(str, shape)) for shape in shapes)
-            lines[name] = f"{lines.get(name, '')}; {low} to {high}, tuned for {middle}{of}".removeprefix("; ")
+            lines[name] = f"{lines.get(name, '')}; {range_text(shapes)}{of}".removeprefix("; ")
     for name, shapes in report.shape_values.items():
-        low, middle, high = (",".join(map(str, values)) for values in shapes)
-        lines[name] = f"{lines.get(name, '')}; values {low} to {high}, tuned for {middle}".removeprefix("; ")
+        lines[name] = f"{lines.get(name, '')}; values {range_text(shapes, ',')}".removeprefix("; ")
     return lines
+
+
+def range_text(shapes: Sequence[Sequence[int]], between: str = "x") -> str:
+    """Min, opt and max shape in words."""
+    low, middle, high = (between.join(map(str, shape)) for shape in shapes)
+    return f"{low} to {high}, tuned for {middle}"
 
 
 def summary_table(report: Report) -> Table:

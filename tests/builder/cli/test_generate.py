@@ -56,7 +56,7 @@ def test_a_full_cache_is_a_warning(model: tuple[Path, TinyDecoder]) -> None:
         (["--prompt", "word " * 40], USAGE, "the caches hold 24"),
         (["--prompt", "a", "--tokenizer", "/nowhere"], USAGE, "no tokenizer is there"),
         (["--prompt", "a"] * 5, USAGE, "takes at most 4 at once"),
-        (["--prompt", "a", "--chat"], USAGE, "no chat template"),
+        (["--prompt", "a", "--chat"], USAGE, "no chat template; leave out --chat, or put"),
         (["--prompt", "a\udcff"], USAGE, "not UTF-8 text, from character 2 on"),
         (["--prompt", "a", "--top-k", "3"], USAGE, "greedy decoding ignores it"),
         (["--prompt", "a", "--prompt", "b", "--stream"], USAGE, "would mix"),

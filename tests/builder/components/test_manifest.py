@@ -11,6 +11,7 @@ from command_lines import invoked
 from rich.console import Console
 
 from trt_nvfp4.builder.components.manifest import FILE, Flow, Loop, Manifest, Part, Port
+from trt_nvfp4.builder.components.pipeline import Pipeline
 from trt_nvfp4.builder.components.prompts import with_features
 from trt_nvfp4.builder.errors import USAGE, BuilderError, ModelFaultError, UsageError
 from trt_nvfp4.builder.generate.open import open_runner
@@ -150,6 +151,8 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
 def test_a_folder_without_parts(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no parts of a model"):
         Manifest.load(tmp_path)
+    with pytest.raises(ModelFaultError, match="nowhere: no such file or folder"):
+        Pipeline(tmp_path / "nowhere")
 
 
 def test_every_image_gets_its_features() -> None:

@@ -1,5 +1,7 @@
 """What is given as a model and is none is named, with what to give instead."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -66,3 +68,33 @@ def test_names_with_a_slip(given: str, tmp_path: Path) -> None:
     with pytest.raises(BuilderError) as failure:
         check_model_file(tmp_path / given)
     assert str(failure.value).endswith(ending)
+
+
+_WITHOUT_TORCH = """
+import importlib, sys
+sys.modules.update(dict.fromkeys(("torch", "transformers", "onnx", "numpy")))
+from click.testing import CliRunner
+name, *arguments = sys.argv[1:]
+ran = CliRunner().invoke(importlib.import_module(f"trt_nvfp4.builder.cli.{name}").app, arguments)
+sys.exit(f"{ran.exit_code} {ran.output}")
+"""
+
+
+@pytest.mark.parametrize("command", ["build_engine -o o.engine --target thor", "generate --prompt a", "serve"])
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{", "not JSON"),
+        ("{}", "no model_type"),
+        ('{"model_type": "llama", "num_hidden_layers": 1000000}', "num_hidden_layers is 1000000"),
+        ('{"_diffusers_version": "0.1"}', "one module of a diffusers pipeline"),
+    ],
+)
+def test_a_configuration_before_slow_imports(tmp_path: Path, command: str, config: str, words: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    name, *options = command.split()
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TORCH, name, tmp_path, *options], capture_output=True, text=True
+    )
+    assert done.stderr.startswith(f"{MODEL_AT_FAULT} error: {tmp_path}"), done.stderr
+    assert words in " ".join(done.stderr.split())

@@ -216,6 +216,10 @@ def test_samples_that_no_decision_uses(gated_mlps: Path, samples: Path) -> None:
     report = run(gated_mlps, precision="bf16", calib_data=samples, stop_after="rewrite")
     assert {entry["decision"] for entry in report["subgraphs"]} == {"keep"}
     assert any("is not read" in warning for warning in report["warnings"])
+    # The next command finds a file nevertheless.
+    report = run(gated_mlps, precision="bf16", calib_data=samples, stop_after="calibrate")
+    assert any("is not read" in warning for warning in report["warnings"])
+    run(gated_mlps, precision="bf16", calib_data=Path(report["files"]["statistics"]), stop_after="rewrite")
 
 
 def test_every_arrow_can_be_stopped_at_and_gone_on_from(gated_mlps: Path, samples: Path) -> None:

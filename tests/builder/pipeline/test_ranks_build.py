@@ -72,11 +72,26 @@ def test_an_onnx_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bundles_of_two_ranks_hold_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundles_of_two_ranks_appear_whole_with_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved("Llama", {**DENSE, "num_hidden_layers": 1}, tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr(build_step, "_plugins", lambda *_: (None, False))
-    run(Request(tmp_path / "model", find_target("thor"), bundle=tmp_path / "out", cache_capacity=32), "tp=2")
+    plugins = iter([(None, False), KeyboardInterrupt(), (None, False), (None, False)])
+
+    def interrupted(*_: object) -> object:
+        if isinstance(found := next(plugins), BaseException):
+            raise found
+        return found
+
+    monkeypatch.setattr(build_step, "_plugins", interrupted)
+    request = Request(tmp_path / "model", find_target("thor"), bundle=tmp_path / "out", cache_capacity=32)
+    with pytest.raises(KeyboardInterrupt):
+        run(request, "tp=2")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    report = run(request, "tp=2")
+    for name, part in report.parts.items():
+        assert part.bundle == str(tmp_path / "out" / name)
+        assert all(Path(file).exists() for file in part.files.values())
+        assert "trt-nvfp4-" not in (tmp_path / "out" / f"{name}.report.json").read_text().split('"model"')[0]
     for folder in (tmp_path / "out", tmp_path / "out" / "rank0", tmp_path / "out" / "rank1"):
         assert (folder / "tokenizer" / "tokenizer.json").read_text() == "{}"
 
@@ -92,7 +107,8 @@ def test_engines_of_two_ranks(tmp_path: Path) -> None:
     assert report.chain["export_error"] < 1e-4
     assert report.chain["cosine"] > 0.95
     for name, part in report.parts.items():
-        assert (tmp_path / "out" / f"{name}.engine").stat().st_size > 10_000
+        assert part.engine == str(tmp_path / "out" / f"{name}.engine")
+        assert Path(part.engine).stat().st_size > 10_000
         assert any(entry["decision"] == "nvfp4_w4a16" for entry in json.loads(part.json())["subgraphs"])
         rewritten = onnx.load(part.files["rewritten model"], load_external_data=False)
         assert sum(map(is_collective, rewritten.graph.node)) == 3

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from trt_nvfp4.builder.report.html import page
+from trt_nvfp4.builder.report.parts_report import PartsReport
 from trt_nvfp4.builder.report.report import Report, subgraph_tables, summary_table
 from trt_nvfp4.builder.targets import TARGETS
 from trt_nvfp4.graph_passes.load.source import load
@@ -97,3 +98,13 @@ def cells(report: Report) -> dict[str, str]:
     """The summary: its first column, and the second."""
     names, values = (column.cells for column in summary_table(report).columns)
     return {str(name): str(value) for name, value in zip(names, values, strict=True)}
+
+
+def test_a_warning_of_several_parts_is_one() -> None:
+    parts = {name: Report("m", "thor", subgraphs=[{"name": "s"}]) for name in "abc"}  # type: ignore[typeddict-item]
+    parts["none"] = Report("m", "thor")
+    for name, texts in {"a": ["x", "y"], "b": ["x"], "c": ["z", "x"], "none": ["x"]}.items():
+        parts[name].warnings = texts
+    report = PartsReport("m", "thor", "out", parts, warnings=["of the whole"])
+    report.take_warnings()
+    assert report.warnings == ["of the whole", "a, b, c: x", "a: y", "c: z"]

@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from planned_nodes import planned_nodes
 from onnx_models.graphs import mlp_model, spec
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.builder.cli.build_engine import app
+from trt_nvfp4.builder.cli.inspect_engine import app as inspect_app
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError, UsageError
 from trt_nvfp4.builder.pipeline import build_step, pipeline
 from trt_nvfp4.builder.records.bundle import MANIFEST
@@ -251,6 +253,16 @@ def test_inspection_finds_a_changed_file(tmp_path: Path, gated_mlps: Path) -> No
     assert inspect(tmp_path / "bundle").changed_files == ["model.onnx"]
     (tmp_path / "bundle" / "model.onnx").unlink()
     assert inspect(tmp_path / "bundle").changed_files == ["model.onnx"]
+
+
+def test_inspection_shows_words(tmp_path: Path, gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_step, "_plugins", lambda *_: (None, False))
+    manifest: dict[str, Any] = make_bundle(gated_mlps, tmp_path / "bundle", "thor")
+    shown = invoked(inspect_app, [tmp_path / "bundle"], env={"COLUMNS": "300"}).stdout
+    ((name, (least, opt, most)),) = manifest["profiles"][0].items()
+    low, middle, high = ("x".join(map(str, shape)) for shape in (least, opt, most))
+    assert f"{name}: {low} to {high}, tuned for {middle}" in shown
+    assert not re.search(r"[{}\[\]']|None", shown)
 
 
 def test_no_compiler_for_a_device_like_this_machine(
