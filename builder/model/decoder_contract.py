@@ -248,7 +248,7 @@ def end_ids(stated: object) -> list[int]:
 
 
 def own_tokenizer(file: Path) -> Path:
-    """The tokenizer's folder of a build's files alone: `t.tokenizer` of t.engine, t.rewritten.onnx or t."""
+    """The tokenizer's folder that only one build's files use: `t.tokenizer` of t.engine, t.rewritten.onnx or t."""
     return file.with_name(f"{_OF_A_BUILD.sub('', file.name)}.{TOKENIZER}")
 
 

@@ -45,7 +45,7 @@ def read_model(run: Run, made: ExitStack) -> None:
 
 
 def take_model(run: Run) -> None:
-    """What follows from the model: the default kinds, and the tokenizer beside the engine."""
+    """Choose the default kinds for the model, and copy its tokenizer to where the engine finds it."""
     decoder = run.model.decoder
     if run.request.kinds is None:  # a decoder reads all its weights for every token
         run.request = attrs.evolve(run.request, kinds=DEFAULT_KINDS if decoder is None else ALL_KINDS)
