@@ -15,6 +15,12 @@ __device__ __forceinline__ void sync_warps_at(int barrier) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 
+// The same for warps that come from different places of a program: bar.sync, which is aligned, is one place.
+template <int kThreads>
+__device__ __forceinline__ void sync_roles_at(int barrier) {
+    asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+
 // Arriving there without waiting for the others.
 template <int kThreads>
 __device__ __forceinline__ void arrive() {

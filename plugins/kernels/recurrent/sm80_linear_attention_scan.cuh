@@ -39,10 +39,10 @@ struct ScanSizes {
     static constexpr int kOwnTiles = kKeyDim / 16 / kRoleWarps;  // of 16 rows of the state, that a warp has
 };
 
-// Barriers of pairs of roles. Roles come to them at places of their own, which __syncthreads() does not allow.
-__device__ __forceinline__ void sync_computing() { ptx::sync_warps_at<2 * kRoleThreads>(2); }
-__device__ __forceinline__ void sync_state_and_copies() { ptx::sync_warps_at<2 * kRoleThreads>(3); }
-__device__ __forceinline__ void sync_outputs_and_copies() { ptx::sync_warps_at<2 * kRoleThreads>(4); }
+// Barriers of pairs of roles.
+__device__ __forceinline__ void sync_computing() { ptx::sync_roles_at<2 * kRoleThreads>(2); }
+__device__ __forceinline__ void sync_state_and_copies() { ptx::sync_roles_at<2 * kRoleThreads>(3); }
+__device__ __forceinline__ void sync_outputs_and_copies() { ptx::sync_roles_at<2 * kRoleThreads>(4); }
 
 constexpr int kTiles = kScanColumns / 8;  // of 8 columns
 
