@@ -1,13 +1,42 @@
-"""Writes docs/figures/diffusion.md from the record of tests/builder/components/diffusion/pipeline_sweep.py."""
+"""Writes docs/figures/diffusion.md: the recorded sweep of diffusers pipelines, predictions, and times on an H200."""
 
-from benchmarks.pages.records import DOCS, link, load
+from collections.abc import Iterator
+
+from benchmarks.pages.records import DOCS, link, load, script
 from benchmarks.pages.vla_page import table
+from trt_nvfp4.builder.roofline.predict import LIMITS, subgraph_cost
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
 
 PAGE = DOCS / "figures" / "diffusion.md"
-NAME = "diffusion"
+NAME, TIMES = "diffusion", "diffusion_linears"
+DECISIONS = {"W4A4": Decision.NVFP4_W4A4, "FP8": Decision.FP8, "BF16": Decision.BF16}
+TARGETS = ("rtx-blackwell", "spark")
+#: Number of products of a step, kind, inputs, outputs or hidden values, and tokens.
+Products = list[tuple[int, str, int, int, int]]
+_PICTURE, _TEXT, _VIDEO = 64 * 64, 512, 21 * 30 * 52
+_OF_BOTH = ((_PICTURE, 19), (_TEXT, 19))
+#: By the published configurations; modulation is one row, and left out.
+MODELS: dict[str, Products] = {
+    "FLUX.1, 1024x1024, 512 tokens of text": [
+        *((4 * layers, "linear", 3072, 3072, tokens) for tokens, layers in _OF_BOTH),
+        *((layers, "mlp", 3072, 12288, tokens) for tokens, layers in _OF_BOTH),
+        (3 * 38, "linear", 3072, 3072, _PICTURE + _TEXT),
+        (38, "linear", 3072, 12288, _PICTURE + _TEXT),
+        (38, "linear", 15360, 3072, _PICTURE + _TEXT),
+    ],
+    "Wan 2.x 14B, 832x480, 81 frames": [
+        (40 * 6, "linear", 5120, 5120, _VIDEO),
+        (40 * 2, "linear", 5120, 5120, _TEXT),
+        (40, "mlp", 5120, 13824, _VIDEO),
+    ],
+}
 
 
 def page() -> str:
+    return f"{pipelines()}\n\n{predictions()}\n\n{times()}\n"
+
+
+def pipelines() -> str:
     record = load(NAME)
     rows = []
     for name, found in record["families"].items():
@@ -28,8 +57,54 @@ are enlarged, so that errors grow more than in a trained model.
 {table(heads, rows)}
 
 {versions}. Written by `python -m benchmarks.pages.diffusion_page` from {link(NAME)}, the record of
-`{record["environment"]["command"]}`.
-"""
+`{record["environment"]["command"]}`."""
+
+
+def predictions() -> str:
+    rows = []
+    for name, products in MODELS.items():
+        for target in TARGETS:
+            seconds = [sum(_seconds(products, target, decision)) for decision in DECISIONS.values()]
+            ratios = (f"{each / seconds[0]:.1f}" for each in seconds[1:])
+            rows.append((name, f"`{target}`", *(f"{1e3 * each:.1f} ms" for each in seconds), *ratios))
+    heads = ("linears and MLPs of a step", "target", *DECISIONS, "FP8 / W4A4", "BF16 / W4A4")
+    return f"""## Predictions
+
+**Predictions, not measurements**: the least time by the GPU's published peaks that the linears and MLPs of the blocks
+take in one denoising step ([roofline](roofline.md)). Attention's own products and norms are not in it; no kernel
+reaches the peaks.
+
+{table(heads, rows)}"""
+
+
+def _seconds(products: Products, target: str, decision: Decision) -> Iterator[float]:
+    for count, kind, inputs, others, tokens in products:
+        shapes = {"in_features": inputs, "out_features": others}
+        if kind != "linear":
+            shapes = {"in_features": inputs, "intermediate_features": others, "out_features": inputs}
+        yield count * subgraph_cost(kind, shapes, decision, tokens, LIMITS[target]).seconds
+
+
+def times() -> str:
+    record = load(TIMES)
+    rows = []
+    for found in record["shapes"]:
+        took = {name: timing["median_us"] for name, timing in found["timings"].items()}
+        ours = (f"{took[name]:.0f} us" if name in took else "-" for name in ("nvfp4 w4a16", "fp8 plugin"))
+        torchs = (f"{took[name]:.0f} us" for name in ("fp8", "bf16"))
+        rows.append((found["name"], f"{found['k']}, {found['n']}", *ours, *torchs))
+    heads = ("part of a block", "inputs, outputs or hidden values", "W4A16", "our FP8", "torch FP8", "torch BF16")
+    return f"""## Times on an H200
+
+Medians at {record["shapes"][0]["m"]} tokens, a picture of 1024x1024 with its text. This GPU has no FP4 tensor cores:
+W4A4, which these shapes get on Blackwell, is not in it, and has no times yet. W4A16 reads a quarter of the bytes, but
+multiplies in BF16 and decodes weights again for every tile of tokens: where thousands of tokens are multiplied it is
+the slowest, and [FP8 is planned on Hopper](../how_to/plans.md#w4a16-or-fp8). Our FP8 is the plugin of gated MLPs; other
+products get TensorRT's.
+
+{table(heads, rows)}
+
+{record["environment"]["gpu"]}, torch {record["environment"]["torch"]}; `{script(TIMES)}`, recorded in {link(TIMES)}."""
 
 
 if __name__ == "__main__":

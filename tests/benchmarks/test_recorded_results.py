@@ -42,7 +42,10 @@ def test_fractions_follow_from_times(recorded: dict[str, Any], workloads: dict[s
 
 @pytest.mark.parametrize(
     "name",
-    ["decode", "decode_h100", "decoder", "fp8_mlp", "fp8_moe", "linear_attention", "moe", "nvfp4_or_fp8", "quantize"],
+    [
+        *("decode", "decode_h100", "decoder", "diffusion_linears", "fp8_mlp", "fp8_moe", "linear_attention", "moe"),
+        *("nvfp4_or_fp8", "quantize"),
+    ],
 )
 def test_recorded_timings_are_those_that_would_be_recorded(name: str) -> None:
     """No field of an old run goes by another name today."""
