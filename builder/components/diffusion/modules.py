@@ -59,20 +59,26 @@ def _calling(
         given = dict(leaves(bound(original, arguments, named)))
         tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
         _check(part, setting["constants"], {name: value for name, value in given.items() if name not in tensors})
-        where = next(iter(tensors.values())).device if tensors else torch.device("cpu")
-        feeds = {
-            name: device.put(f"{part.name}.{name}", _array(part, name, tensors.get(name)), port)
-            for name, port in part.inputs.items()
-        }
-        found = device.run(part.name, feeds, {})
-        results = {}
-        for name, handle in found.items():
-            # A copy: what the device has is written over in the next call.
-            result = torch.from_numpy(np.array(device.get(handle)))
-            results[name] = result.to(where, getattr(torch, setting["types"][name]))
-        return _placed(setting["result"], results)
+        return _placed(setting["result"], run_part(part, setting, device, tensors))
 
     return called
+
+
+def run_part(
+    part: Part, setting: Mapping[str, Any], device: Device, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """What a part makes of the tensors that it takes, by name, in the types of the module that it stands for."""
+    where = next(iter(tensors.values())).device if tensors else torch.device("cpu")
+    feeds = {
+        name: device.put(f"{part.name}.{name}", _array(part, name, tensors.get(name)), port)
+        for name, port in part.inputs.items()
+    }
+    results = {}
+    for name, handle in device.run(part.name, feeds, {}).items():
+        # A copy: what the device has is written over in the next call.
+        result = torch.from_numpy(np.array(device.get(handle)))
+        results[name] = result.to(where, getattr(torch, setting["types"][name]))
+    return results
 
 
 def _check(part: Part, constants: Mapping[str, Any], given: Mapping[str, Any]) -> None:
