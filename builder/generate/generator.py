@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import UsageError
 from .drafts.drafter import DraftStatistics
 from .drafts.drafting import Drafting
-from .drafts.open import NGRAM, NONE, drafter_beside, open_drafter
+from .drafts.open import open_drafter
 from .loop import Finish, Token, generate_ids
 from .open import RunnerName, opened, tokenizer_folder
 from .sampling import Sampling
@@ -92,15 +92,13 @@ class Generator:
         self._made = ExitStack()
         try:
             self._runner, _ = opened(Path(path), self._made, None if manifest is None else Path(manifest), runner)
-            if draft is None:
-                found = drafter_beside(Path(path)) or NGRAM
-                draft = found if self._runner.decoder.verified_tokens > 1 else NONE
-            self._drafting = Drafting(open_drafter(draft, self._runner, self._made, runner))
+            self._folder = Path(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer_folder(Path(path))
+            drafter = open_drafter(draft, Path(path), self._folder, self._runner, self._made, runner)
+            self._drafting = Drafting(drafter)
         except BaseException:
             self._made.close()
             raise
         self._tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else None
-        self._folder = Path(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer_folder(Path(path))
         self.runs_on = self._runner.name
         self.decoder = self._runner.decoder
 

@@ -119,7 +119,7 @@ def calibrate(run: Run) -> Statistics | None:
     request, plan, found, report = run.request, run.plan, run.subgraphs, run.report
     if request.calib_data is None:
         unknown = [entry for entry in plan.subgraphs if not has_ranges(entry, run.calibrated)]
-        if not any(entry.lowering.weights for entry in unknown):
+        if request.is_drafter or not any(entry.lowering.weights for entry in unknown):
             return None  # data would change nothing
         scaled = any(entry.lowering.scales_at_run_time for entry in unknown)
         consequence = "quantized activations are scaled at run time" if scaled else "activations are not quantized"

@@ -8,6 +8,7 @@ import attrs
 from trt_nvfp4.builder.components.source import is_of_parts
 from trt_nvfp4.builder.errors import UsageError
 from trt_nvfp4.builder.export.huggingface import export_head
+from trt_nvfp4.builder.generate.drafts.same_tokenizer import check_same_tokenizer
 from trt_nvfp4.builder.inputs.shape_text import Shape
 from trt_nvfp4.builder.model.decoder_contract import AUTO, IDS, CacheOptions
 from trt_nvfp4.builder.model.model_files import check_config, is_eagle, is_model_directory
@@ -65,6 +66,7 @@ def _check(request: Request) -> None:
         raise UsageError(
             f"{given}: it knows {sizes[1]} tokens and the model {sizes[0]}; give one with the same tokenizer"
         )
+    check_same_tokenizer(given, request.model, directory)
 
 
 def _vocabulary(directory: Path) -> object:
@@ -77,7 +79,15 @@ def _drafter(request: Request, progress: Progress) -> Request:
     base = request.base.with_name(f"{request.base.name}{_SUFFIX}")
     chosen = {name: _of_tokens(getattr(request, name)) for name in ("min_shapes", "opt_shapes", "max_shapes")}
     plain: dict[str, Any] = {"calib_data": None, "recipe": None, "plan": None, "surgery": None, "packed_weights": None}
-    own = {**chosen, **plain, "accuracy_budget": None, "accuracy_data": None, "kv_cache": "auto", "acceptance": False}
+    own = {
+        **chosen,
+        **plain,
+        "is_drafter": True,
+        "accuracy_budget": None,
+        "accuracy_data": None,
+        "kv_cache": "auto",
+        "acceptance": False,
+    }
     if request.head is None:
         output, bundle = (None, base) if request.bundle is not None else (base.with_name(f"{base.name}.engine"), None)
         changes: dict[str, Any] = {

@@ -27,6 +27,9 @@ class Request(BuildOptions):
     #: Such a part whose first and last products stay in 16 bits.
     is_denoiser: bool = field(default=False, kw_only=True)
 
+    #: A drafter, which is built without calibration data.
+    is_drafter: bool = field(default=False, kw_only=True)
+
     @property
     def base(self) -> Path:
         """Every file of a run is called this and a suffix."""

@@ -35,6 +35,7 @@ class _OfEngine(Collector):
 
     def collect(self) -> Iterable[Metric]:
         scheduler, sums = self._engine.scheduler, self._engine.scheduler.statistics
+        drafts = scheduler.drafting.statistics
         room = scheduler.capacity * len(scheduler.slots)
         for name, what, value in (
             ("queue_requests", "Requests that wait for a slot", len(self._engine.queue)),
@@ -48,7 +49,12 @@ class _OfEngine(Collector):
             ("prompt_tokens", "Tokens of prompts", sums.prompt_tokens),
             ("reused_tokens", "Tokens of prompts that were cached already", sums.reused_tokens),
             ("generated_tokens", "Tokens that were generated", sums.generated_tokens),
-            ("drafted_tokens", "Tokens that were drafted", sums.drafts.drafted),
-            ("accepted_tokens", "Drafted tokens that the model chose, too", sums.drafts.accepted),
+            ("drafted_tokens", "Tokens that were drafted", drafts.drafted),
+            ("accepted_tokens", "Drafted tokens that the model chose, too", drafts.accepted),
         ):
             yield CounterMetricFamily(f"trt_nvfp4_{name}", what, value)
+        for which, name in enumerate(("drafted", "accepted")):
+            family = CounterMetricFamily(f"trt_nvfp4_{name}_tokens_by_place", "By place in the draft", labels=["place"])
+            for place, counts in enumerate(list(drafts.by_position), 1):
+                family.add_metric([str(place)], counts[which])
+            yield family

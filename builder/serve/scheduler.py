@@ -6,13 +6,13 @@ prompt. All rows take as many tokens as the widest (padding costs time, and is o
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from trt_nvfp4.builder.errors import BuilderError, UsageError
-from trt_nvfp4.builder.generate.drafts.drafter import DraftLength, DraftStatistics
-from trt_nvfp4.builder.generate.drafts.ngram import NgramDrafter
+from trt_nvfp4.builder.generate.drafts.drafter import Drafter
+from trt_nvfp4.builder.generate.drafts.drafting import Drafting
 from trt_nvfp4.builder.generate.logits import Logits
 from trt_nvfp4.builder.generate.loop import Finish
 from trt_nvfp4.builder.generate.runner import SlotRunner
@@ -35,20 +35,15 @@ class Statistics:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     generated_tokens: int = 0
-    drafts: DraftStatistics = field(default_factory=DraftStatistics)
 
 
 class _Running:
     """A request in a slot."""
 
-    def __init__(self, request: Request, has_drafts: bool) -> None:
+    def __init__(self, request: Request) -> None:
         self.request = request
         self.text = list(request.prompt)
         self.choice = Choice(request)
-        self.drafter = NgramDrafter() if has_drafts else None
-        self.draft_length = DraftLength(LOGIT_TOKENS - 1)
-        if self.drafter is not None:
-            self.drafter.start(1)
 
     @property
     def left(self) -> int:
@@ -59,13 +54,6 @@ class _Running:
     def scores_prompt(self) -> bool:
         """Whether the tokens that a step takes are of a prompt whose scores are wanted."""
         return self.request.scores_prompt and len(self.text) == len(self.request.prompt)
-
-    def draft(self, most: int) -> list[int]:
-        """At most `most` tokens that may follow."""
-        if self.drafter is None or most < 1:
-            return []
-        wanted = min(self.draft_length.wanted(), most)
-        return self.drafter.propose([self.text], [wanted])[0]
 
 
 @dataclass
@@ -92,10 +80,11 @@ class Scheduler:
     """
 
     def __init__(
-        self, runner: SlotRunner, slots: int, queue: FairQueue, drafts: bool = True,
+        self, runner: SlotRunner, slots: int, queue: FairQueue, drafter: Drafter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`slots`: sequences at once. Raises UsageError for more of them than the decoder takes."""
+        """`slots`: sequences at once. `drafter`: for a decoder without recurrent states. Raises UsageError for more
+        slots than the decoder or the drafter takes."""
         decoder = runner.decoder
         if slots > decoder.max_batch:
             raise UsageError(
@@ -104,14 +93,15 @@ class Scheduler:
             )
         self.decoder, self._runner, self._queue, self._clock = decoder, runner, queue, clock
         self._has_states = bool(decoder.states)
-        self._drafts = drafts and decoder.verified_tokens > 1 and not decoder.states
         self._logit_tokens = decoder.capacity if decoder.all_logits else decoder.logit_tokens
         #: Tokens of a prompt and what follows it. Where frequencies change, a text would have to run again.
         self.capacity = min(decoder.capacity, decoder.recompute_length or decoder.capacity)
         self.slots = [Slot[_Running](row) for row in range(slots)]
         self.statistics = Statistics()
         self._pace = Pace(min(runner.longest_step, decoder.capacity, _WIDEST))
+        self.drafting = Drafting(drafter)
         runner.start(slots)
+        self.drafting.start(runner, slots)
 
     def warm_up(self) -> None:
         """Run steps of every width, whose times the pace of prompts follows. The first of a width chooses kernels and
@@ -151,6 +141,7 @@ class Scheduler:
         ids, past, new = self._arrays(fed)
         count = max(1, *(each.wanted for each in fed))
         logits = self._runner.step(ids, past, new, count)
+        self.drafting.observe(past, new)
         greedy = [
             row
             for each in fed
@@ -208,7 +199,8 @@ class Scheduler:
             self._runner.clear_row(slot.row)
         slot.cached = list(request.prompt[: found.reused])
         slot.used = 1 + max(each.used for each in self.slots)
-        slot.running = _Running(request, self._drafts)
+        slot.running = _Running(request)
+        self.drafting.begin(slot.row, slot.row if found.source is None else found.source.row, found.reused)
         request.reused = found.reused
         self.statistics.prompt_tokens += len(request.prompt)
         self.statistics.reused_tokens += found.reused
@@ -223,12 +215,18 @@ class Scheduler:
         width = min(self._pace.width(is_alone=not any(waits)), room)
         # A draft makes all rows wider: where few run, the step is still one pass over the weights.
         most = min(LOGIT_TOKENS // len(active), room, self._logit_tokens) - 1 if all(waits) else 0
+        texts: list[Sequence[int]] = [slot.cached for slot in self.slots]
+        limits = [0] * len(self.slots)
+        for slot, running in active:
+            texts[slot.row] = running.text
+            limits[slot.row] = min(most, running.left - 1, self.capacity - len(running.text))
+        drafts = self.drafting.propose(texts, limits)
         fed = []
         for slot, running in active:
             tokens = running.text[len(slot.cached) : len(slot.cached) + width]
             if running.scores_prompt:
                 tokens = tokens[: self._logit_tokens]
-            draft = running.draft(min(most, running.left - 1, self.capacity - len(running.text)))
+            draft = drafts[slot.row]
             each = _Fed(slot, running, tokens, draft, len(tokens) if running.scores_prompt else 0)
             each.wanted = max(each.wanted, 1 + len(draft) if each.reaches_the_end else 0)
             fed.append(each)
@@ -298,8 +296,7 @@ class Scheduler:
             if finish is not None or not was_drafted:
                 break
         slot.cached += draft[:accepted][: len(running.text) - 1 - len(slot.cached)]
-        running.draft_length.learn(len(draft), accepted)
-        self.statistics.drafts.count(len(draft), accepted)
+        self.drafting.learn(slot.row, len(draft), accepted)
 
     def _finish(self, running: _Running, token: int) -> Finish | None:
         request = running.request

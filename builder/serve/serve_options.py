@@ -47,13 +47,14 @@ class ServeOptions(Options):
     runner: Literal["auto", "tensorrt", "onnxruntime", "torch"] = field(
         default="auto", kw_only=True, metadata=described("What runs the model, as for generate.", WHAT)
     )
-    draft: Literal["ngram", "none"] = field(
-        default="ngram",
+    draft: str | None = field(
+        default=None,
         kw_only=True,
         metadata=described(
-            "ngram: draft what followed the same tokens before, while few requests run; the text stays the same. none: "
-            "one token a step.",
+            "What drafts tokens while few requests run, as for generate; the text stays the same. Default: the drafter "
+            "beside the model, else ngram.",
             WHAT,
+            metavar="ngram|none|MODEL",
         ),
     )
     host: str = field(

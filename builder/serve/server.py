@@ -11,6 +11,8 @@ import uvicorn
 from trt_nvfp4.builder.components.manifest import FILE
 from trt_nvfp4.builder.components.picture_slots import PictureSlots
 from trt_nvfp4.builder.errors import UnavailableError, UsageError
+from trt_nvfp4.builder.generate.drafts.drafter import Drafter
+from trt_nvfp4.builder.generate.drafts.open import NGRAM, NONE, open_drafter
 from trt_nvfp4.builder.generate.open import opened, tokenizer_folder
 from trt_nvfp4.builder.generate.runner import SlotRunner
 from trt_nvfp4.builder.generate.tokenizer import Tokenizer
@@ -50,7 +52,7 @@ def serve(options: ServeOptions) -> None:
         stack.callback(prompts.close)
         queue = FairQueue(options.max_queue)
         slots = options.slots or min(_SLOTS, runner.decoder.max_batch)
-        scheduler = Scheduler(runner, slots, queue, options.draft != "none")
+        scheduler = Scheduler(runner, slots, queue, _drafter(options, runner, stack))
         scheduler.warm_up()
         prompts.wait()
         engine = Engine(scheduler, queue)
@@ -82,6 +84,17 @@ def _opened(options: ServeOptions, stack: ExitStack) -> SlotRunner:
     found = PictureSlots(options.model, options.runner)
     stack.callback(found.close)
     return found
+
+
+def _drafter(options: ServeOptions, runner: SlotRunner, stack: ExitStack) -> Drafter | None:
+    """As `generate` takes it; none for a model with recurrent states, and n-grams alone for one of parts."""
+    by_model = options.draft not in (None, NGRAM, NONE)
+    if runner.decoder.states or (by_model and isinstance(runner, PictureSlots)):
+        if by_model:
+            raise UsageError(f"--draft {options.draft}: {runner.name} takes none in serve; leave it out")
+        return None
+    folder = options.tokenizer or tokenizer_folder(options.model)
+    return open_drafter(options.draft, options.model, folder, runner, stack, options.runner)
 
 
 class _Server(uvicorn.Server):

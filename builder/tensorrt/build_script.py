@@ -135,9 +135,14 @@ def _check_output(job: Job, manifest: Path) -> None:
 
 
 def report_file(engine: Path) -> Path:
-    """Where the report of an engine lies; names hold dots of their own: Qwen2.5-7B."""
-    base = engine.stem if engine.suffix in (".engine", ".plan") else engine.name
-    return engine.with_name(base + ".report.json")
+    """Where the report of an engine lies."""
+    base = base_of(engine)
+    return base.with_name(f"{base.name}.report.json")
+
+
+def base_of(engine: Path) -> Path:
+    """The engine's file without its suffix; names hold dots of their own: Qwen2.5-7B."""
+    return engine.with_suffix("") if engine.suffix in (".engine", ".plan") else engine
 
 
 def choose_module(modules: dict[str, str], compute_capability: tuple[int, ...]) -> str:
@@ -167,7 +172,7 @@ def _offer_unversioned_library(module: str) -> None:
     """
     library, restarted = f"lib{module}.so", os.environ.get("TRT_NVFP4_LIBRARY_LINKS")
     if restarted is not None:
-        if Path(restarted).name.startswith(TEMPORARY_LINKS):
+        if Path(restarted).name.startswith(TEMPORARY_LINKS) and Path(restarted).is_dir():
             ctypes.CDLL(library)
             (Path(restarted) / library).unlink()
             Path(restarted).rmdir()
@@ -367,14 +372,15 @@ def main(folder: Path, given: Sequence[str] | None = None) -> int:
             result = run(job, report)
             if arguments.events:
                 report({"event": "result", **result})
-                return 0
-            with replacing(report_file(job.engine)) as temporary:
-                temporary.write_text(json.dumps(result, indent=2) + "\n")
-        print(f"{job.engine}: {result['engine_bytes']} bytes, {result['plugin_layers']} plugin layers, as planned")
+            else:
+                with replacing(report_file(job.engine)) as temporary:
+                    temporary.write_text(json.dumps(result, indent=2) + "\n")
+                built = f"{result['engine_bytes']} bytes, {result['plugin_layers']} plugin layers, as planned"
+                print(f"{job.engine}: {built}")
         if not (folder / DRAFT / MANIFEST).is_file():
             return 0
-        output = arguments.output and arguments.output.with_suffix(".draft.engine")
-        return main(folder / DRAFT, [] if output is None else ["-o", str(output)])
+        output = [] if arguments.output is None else ["-o", str(base_of(job.engine)) + f".{DRAFT}.engine"]
+        return main(folder / DRAFT, [*output, *(["--events"] if arguments.events else [])])
     except (BuilderError, OSError) as error:
         code = BUILD_FAILED if isinstance(error, OSError) else error.exit_code
         if arguments.events:

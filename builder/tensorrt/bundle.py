@@ -64,7 +64,10 @@ GENERATE_MODULES = (
         for name in (
             *("__init__", "acceptance", "caches", "conversation", "generator", "logits", "loop", "open", "runner"),
             *("sampling", "script", "tensorrt_runner", "tokenizer"),
-            *(f"drafts/{name}" for name in ("__init__", "drafter", "drafting", "model", "ngram", "open")),
+            *(
+                f"drafts/{name}"
+                for name in ("__init__", "drafter", "drafting", "model", "ngram", "open", "same_tokenizer")
+            ),
         )
     ),
 )

@@ -23,9 +23,12 @@ class Drafter(Protocol):
     def start(self, batch: int) -> None:
         """Forget all texts; so many sequences follow."""
 
+    def begin(self, number: int, source: int, kept: int) -> None:
+        """Sequence `number` is another text from here on, with the first `kept` tokens of that of sequence `source`."""
+
     def propose(self, texts: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[list[int]]:
         """A draft of at most `wanted[i]` tokens behind each of `texts`, prompts included, which only grow between
-        calls. An empty draft where it has no guess."""
+        calls, but for those that began anew. An empty draft where it has no guess."""
 
     def observe(self, past: np.ndarray, new: np.ndarray, hidden: np.ndarray) -> None:
         """Take in the hidden states, [batch, tokens, hidden_size], of the model's step that wrote `new` [batch] tokens

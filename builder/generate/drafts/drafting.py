@@ -37,6 +37,12 @@ class Drafting:
         self._most = min(self._most, runner.decoder.verified_tokens - 1, runner.longest_step - 1)
         self._lengths = [DraftLength(self._most) for _ in range(batch)]
 
+    def begin(self, number: int, source: int, kept: int) -> None:
+        """As `Drafter.begin`."""
+        if self._drafter is not None:
+            self._lengths[number] = DraftLength(self._most)
+            self._drafter.begin(number, source, kept)
+
     def observe(self, past: np.ndarray, new: np.ndarray) -> None:
         """Show the drafter the hidden states of the runner's last step, if it takes any."""
         if self._drafter is not None and self._drafter.takes_hidden:
@@ -57,12 +63,18 @@ class Drafting:
         if (recompute := decoder.recompute_length) is not None:
             # The step at which a text runs again takes no draft, and none goes past it.
             room = min([room, *(recompute - len(texts[n]) for n in running if len(texts[n]) <= recompute + 1)])
-        if self._drafter is None or room < 1:
-            return [[] for _ in texts]
-        wanted = [0] * len(texts)
+        most = [0] * len(texts)
         for number in running:
-            fed = len(texts[number]) - cached[number]
-            wanted[number] = max(0, min(self._lengths[number].wanted(), room, self._most + 1 - fed))
+            most[number] = min(room, self._most + 1 - (len(texts[number]) - cached[number]))
+        return self.propose(texts, most)
+
+    def propose(self, texts: Sequence[Sequence[int]], most: Sequence[int]) -> list[list[int]]:
+        """A draft of at most `most[i]` tokens behind each of `texts`, and no longer than is worth it."""
+        if self._drafter is None:
+            return [[] for _ in texts]
+        wanted = [
+            min(length.wanted(), limit) if limit > 0 else 0 for length, limit in zip(self._lengths, most, strict=True)
+        ]
         return self._drafter.propose(texts, wanted) if any(wanted) else [[] for _ in texts]
 
     def learn(self, number: int, drafted: int, accepted: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ...model.decoder_contract import Decoder
-from ..runner import Runner
+from ..runner import SlotRunner
 from .drafter import Drafter
 
 
@@ -21,7 +21,7 @@ class ModelDrafter(Drafter):
     stand for the model's.
     """
 
-    def __init__(self, runner: Runner, model: Decoder) -> None:
+    def __init__(self, runner: SlotRunner, model: Decoder) -> None:
         """Raises UsageError for a drafter that does not fit `model`, or that must run its text again at some length."""
         own = runner.decoder
         wrong = None
@@ -43,14 +43,14 @@ class ModelDrafter(Drafter):
             raise UsageError(f"--draft {runner.name}: {wrong}")
         self.name, self._runner, self.takes_hidden = runner.name, runner, own.takes_hidden
         self._cached: list[int] = []
-        #: The hidden states of each text, by position, [hidden_size] each.
+        #: The hidden states of each text, by position, [hidden_size] each; None where they are cached, or are gone.
         self._hidden: list[list[np.ndarray | None]] = []
 
     def start(self, batch: int) -> None:
         if batch > self._runner.decoder.max_batch:
             raise UsageError(
-                f"--draft {self.name}: {batch} prompts, but it takes at most {self._runner.decoder.max_batch} at once; "
-                "give fewer prompts, or build it with a larger --max-batch"
+                f"--draft {self.name}: {batch} texts, but it takes at most {self._runner.decoder.max_batch} at once; "
+                "give fewer, or build it with a larger --max-batch"
             )
         self._runner.start(batch)
         self._cached, self._hidden = [0] * batch, [[] for _ in range(batch)]
@@ -58,13 +58,22 @@ class ModelDrafter(Drafter):
     def observe(self, past: np.ndarray, new: np.ndarray, hidden: np.ndarray) -> None:
         for number, (begin, count) in enumerate(zip(past.tolist(), new.tolist(), strict=True)):
             self._cached[number] = min(self._cached[number], begin)
-            self._hidden[number][begin:] = hidden[number, :count]
+            self._hidden[number][begin:] = hidden[number, :count].copy()  # and not all rows' padding with them
+
+    def begin(self, number: int, source: int, kept: int) -> None:
+        self._hidden[number] = self._hidden[source][:kept]
+        self._cached[number] = min(self._cached[source], max(0, kept - self.takes_hidden))
+        if self._cached[number] == 0:
+            self._runner.clear_row(number)  # masked NaN would be NaN in the next text, too
+        elif number != source:
+            self._runner.copy_row(source, number)
 
     def propose(self, texts: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[list[int]]:
         room = [self._runner.decoder.capacity - len(text) for text in texts]
         wanted = [min(most, free) for most, free in zip(wanted, room, strict=True)]
         rows = [list(text[self.takes_hidden :]) for text in texts]
         lengths = [len(row) for row in rows]
+        wanted = [min(most, length and most) for most, length in zip(wanted, lengths, strict=True)]
         for place in range(max(wanted)):
             for number, token in self._advance(rows, [at for at, most in enumerate(wanted) if most > place]).items():
                 rows[number].append(token)
@@ -80,10 +89,12 @@ class ModelDrafter(Drafter):
         decoder, found = self._runner.decoder, dict[int, int]()
         while len(found) < len(wanted):
             pending = [number for number in wanted if number not in found]
-            past = np.minimum(np.array(self._cached, np.int64), decoder.capacity - 1)
             longest = max(len(rows[number]) - self._cached[number] for number in pending)
-            # Padding, too, must lie within the caches.
-            width = min(longest, self._runner.longest_step, decoder.capacity - int(past.max()))
+            # Padding, too, must lie within the caches. Of a row that runs along it may overwrite the last tokens.
+            room = decoder.capacity - max(self._cached[number] for number in pending)
+            width = min(longest, self._runner.longest_step, room)
+            self._cached = [min(cached, decoder.capacity - width) for cached in self._cached]
+            past = np.array(self._cached, np.int64)
             ids, new = np.zeros((len(rows), width), np.int64), np.ones(len(rows), np.int64)
             previous = np.zeros((*ids.shape, decoder.hidden_size), np.float32) if self.takes_hidden else None
             for number in pending:
@@ -91,7 +102,8 @@ class ModelDrafter(Drafter):
                 piece = rows[number][begin : begin + width]
                 ids[number, : len(piece)], new[number] = piece, len(piece)
                 if previous is not None:
-                    previous[number, : len(piece)] = self._hidden[number][begin : begin + len(piece)]
+                    for place, state in enumerate(self._hidden[number][begin : begin + len(piece)]):
+                        previous[number, place] = 0 if state is None else state
                 self._cached[number] += len(piece)
             logits = self._runner.step(ids, past, new, previous=previous)
             if not (ended := [number for number in pending if self._cached[number] == len(rows[number])]):

@@ -21,6 +21,9 @@ class NgramDrafter(Drafter):
     def start(self, batch: int) -> None:
         self._texts = [_Index() for _ in range(batch)]
 
+    def begin(self, number: int, source: int, kept: int) -> None:
+        self._texts[number] = _Index()
+
     def propose(self, texts: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[list[int]]:
         return [index.propose(text, most) for index, text, most in zip(self._texts, texts, wanted, strict=True)]
 

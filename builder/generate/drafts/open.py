@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from trt_nvfp4.common.json_text import read_json
 
 from ...errors import ModelFaultError, UsageError
-from ...records.bundle import MANIFEST, named_file
+from ...model.model_files import ENGINES
+from ...records.bundle import DRAFT, MANIFEST, named_file
 from .drafter import Drafter
 from .model import ModelDrafter
 from .ngram import NgramDrafter
+from .same_tokenizer import check_same_tokenizer
 
 if TYPE_CHECKING:
     from ..open import RunnerName
@@ -20,20 +22,19 @@ if TYPE_CHECKING:
 
 #: Drafters without a model, by name; anything else is the path of one.
 NONE, NGRAM = "none", "ngram"
-#: The folder of a bundle that holds the bundle of its drafter.
-BUNDLED = "draft"
 _REWRITTEN = ".rewritten.onnx"
 
 
 def drafter_beside(model: Path) -> Path | None:
     """The drafter that was built with `model`, a bundle or a file (also an engine in its bundle); None without one.
     Raises ModelFaultError for a broken bundle."""
-    bundled = (model if model.is_dir() else model.parent) / BUNDLED
+    bundled = (model if model.is_dir() else model.parent) / DRAFT
     if model.is_dir():
         return bundled if (bundled / MANIFEST).is_file() else None
     suffix = _REWRITTEN if model.name.endswith(_REWRITTEN) else model.suffix
-    beside = model.with_name(f"{model.name.removesuffix(suffix)}.draft{suffix}")
-    if (bundled / MANIFEST).is_file():
+    kind = ENGINES[0] if suffix in ENGINES else suffix
+    beside = model.with_name(f"{model.name.removesuffix(suffix)}.draft{kind}")
+    if not beside.is_file() and (bundled / MANIFEST).is_file():
         try:
             beside = named_file(bundled, read_json(bundled / MANIFEST)["engine"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -41,19 +42,26 @@ def drafter_beside(model: Path) -> Path | None:
     return beside if beside.is_file() else None
 
 
-def open_drafter(draft: str | Path, model: Runner, made: ExitStack, runner: RunnerName) -> Drafter | None:
-    """The drafter for `model`: None for "none", prompt lookup for "ngram", else the head or small language model at a
-    path, on the same kind of `runner`. `made` closes it.
+def open_drafter(
+    draft: str | Path | None, path: Path, tokenizer: Path, model: Runner, made: ExitStack, runner: RunnerName
+) -> Drafter | None:
+    """The drafter for `model`, which was opened from `path`: None for "none", prompt lookup for "ngram", else the head
+    or small language model at a path, on the same kind of `runner`. `draft` None: what lies beside the model, else
+    prompt lookup, where the model can verify drafts. `tokenizer`: the folder of the model's. `made` closes it.
 
     Raises BuilderError: usage for a model that does not fit; as `open_runner` does for a file that cannot be run.
     """
+    if draft is None:
+        draft = drafter_beside(path) or NGRAM if model.decoder.verified_tokens > 1 else NONE
     if str(draft) == NONE:
         return None
     if str(draft) == NGRAM:
         return NgramDrafter()
     if not Path(draft).exists():
         raise UsageError(f"--draft {draft}: no such file or folder; give {NGRAM}, {NONE}, a head or a small model")
-    from ..open import opened
+    from ..open import opened, tokenizer_folder
 
     small, _ = opened(Path(draft), made, runner=runner)
+    if not small.decoder.takes_hidden:
+        check_same_tokenizer(f"--draft {draft}", tokenizer, tokenizer_folder(Path(draft)))
     return ModelDrafter(small, model.decoder)

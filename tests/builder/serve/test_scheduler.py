@@ -16,6 +16,9 @@ from onnx_models.tiny_decoder import VOCAB, TinyDecoder
 from trt_nvfp4.builder.cuda.runtime import Cuda
 from trt_nvfp4.builder.errors import UsageError
 from trt_nvfp4.builder.export.huggingface import export
+from trt_nvfp4.builder.generate.drafts.drafter import Drafter
+from trt_nvfp4.builder.generate.drafts.model import ModelDrafter
+from trt_nvfp4.builder.generate.drafts.ngram import NgramDrafter
 from trt_nvfp4.builder.generate.loop import generate_ids
 from trt_nvfp4.builder.generate.onnx_runner import OnnxRunner
 from trt_nvfp4.builder.generate.sampling import Sampling
@@ -55,9 +58,13 @@ class Served:
             pass
 
 
-def served(runner: Any, slots: int = SLOTS, longest: int = 100, drafts: bool = True) -> Served:
+def served(
+    runner: Any, slots: int = SLOTS, longest: int = 100, drafts: bool = True, drafter: Drafter | None = None
+) -> Served:
+    """`drafts`: by n-grams, unless a `drafter` is given."""
     queue = FairQueue(longest)
-    found = Served(Scheduler(runner, slots, queue, drafts, lambda: found.now), queue)
+    chosen = drafter or (NgramDrafter() if drafts and not runner.decoder.states else None)
+    found = Served(Scheduler(runner, slots, queue, chosen, lambda: found.now), queue)
     step = runner.step
 
     def noted(ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> Any:
@@ -87,12 +94,32 @@ def tensorrt_runner(tiny: TinyDecoder, folder: Path) -> Any:
     return TensorRTRunner(engine, TRT, tiny.decoder, "model.engine", Cuda(runtime))
 
 
-@pytest.mark.parametrize("kind", [onnx_runner, torch_runner, tensorrt_runner])
+def knowing_drafter(tiny: TinyDecoder, rng: np.random.Generator, folder: Path) -> Drafter:
+    """The model itself: all that it drafts for greedy texts is right."""
+    return ModelDrafter(OnnxRunner(tiny.save(folder / "drafter.onnx")), tiny.decoder)
+
+
+def other_drafter(tiny: TinyDecoder, rng: np.random.Generator, folder: Path) -> Drafter:
+    """Another model with a smaller cache, which hardly drafts a right token."""
+    other = TinyDecoder(rng, capacity=32)
+    return ModelDrafter(OnnxRunner(other.save(folder / "drafter.onnx")), tiny.decoder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "drafter"),
+    [
+        (onnx_runner, None),
+        (torch_runner, None),
+        (tensorrt_runner, None),
+        (onnx_runner, knowing_drafter),
+        (onnx_runner, other_drafter),
+    ],
+)
 def test_each_text_is_that_of_a_lone_run(
-    kind: Any, tiny: TinyDecoder, rng: np.random.Generator, tmp_path: Path
+    kind: Any, drafter: Any, tiny: TinyDecoder, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     """Random arrivals, lengths, shared beginnings, cancellations and sampling; the slots are never idle for long."""
-    server = served(kind(tiny, tmp_path))
+    server = served(kind(tiny, tmp_path), drafter=drafter and drafter(tiny, rng, tmp_path))
     stems = [rng.integers(0, VOCAB, 20).tolist() for _ in range(2)]
     asked = []
     for number in range(40):
@@ -120,7 +147,29 @@ def test_each_text_is_that_of_a_lone_run(
         assert events[-1].finish == expected[-1].finish
     sums = server.scheduler.statistics
     assert sums.reused_tokens > 0
-    assert sums.drafts.drafted > 0
+    drafts = server.scheduler.drafting.statistics
+    assert drafts.drafted > 0
+    if drafter is knowing_drafter:  # texts are drawn, too, and drafts go beyond an end
+        assert drafts.accepted > 0.6 * drafts.drafted
+
+
+def test_a_drafter_goes_on_behind_a_reused_prompt(tiny: TinyDecoder, rng: np.random.Generator, tmp_path: Path) -> None:
+    """Its own caches follow the slots': copied ones, continued ones, and those of a prompt of one token."""
+    server = served(onnx_runner(tiny, tmp_path), drafter=knowing_drafter(tiny, rng, tmp_path))
+    statistics = server.scheduler.drafting.statistics
+    stem = rng.integers(0, VOCAB, 20).tolist()
+    for prompt in ([3], stem, [*stem, 1], [*stem[:18], 2], stem):
+        first = server.ask(prompt, 10)
+        second = server.ask([*prompt, 4], 10)
+        before = statistics.drafted, statistics.accepted
+        server.run()
+        for request, events in (first, second):
+            assert ids(events) == tiny.greedy(list(request.prompt), 10)
+        drafted, accepted = (
+            now - then for now, then in zip((statistics.drafted, statistics.accepted), before, strict=True)
+        )
+        assert drafted == accepted > 0
+    assert server.scheduler.statistics.reused_tokens > 20
 
 
 def test_a_long_prompt_goes_in_pieces_between_the_tokens_of_others(tiny: TinyDecoder, tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ from trt_nvfp4.builder.errors import (
     VERIFICATION_FAILED,
     BuilderError,
 )
+from trt_nvfp4.builder.generate.drafts.open import drafter_beside
 from trt_nvfp4.builder.inputs.shapes import Profile
-from trt_nvfp4.builder.records.bundle import MANIFEST
+from trt_nvfp4.builder.records.bundle import DRAFT, MANIFEST
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.builder.tensorrt import build_script, bundle
 from trt_nvfp4.builder.tensorrt.build_process import estimate_memory, run_script
@@ -311,6 +312,37 @@ def test_output_in_a_new_folder_and_with_dots_in_its_name(tmp_path: Path, fp8_an
     done = run_as_on_the_device(folder, "-o", out / "Qwen2.5-7B")
     assert done.returncode == 0, done.stderr
     assert sorted(file.name for file in out.iterdir()) == ["Qwen2.5-7B", "Qwen2.5-7B.report.json"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("output", [None, "Qwen2.5-7B", "t.plan"])
+def test_the_drafter_in_a_bundle_is_built_too(tmp_path: Path, fp8_and_bf16: Path, output: str | None) -> None:
+    """By the same process, which has given up its temporary links by then; generate finds it beside the model."""
+    (folder := folder_of(tmp_path, fp8_and_bf16, [], keep=True)).rename(tmp_path / "model")
+    folder_of(tmp_path, fp8_and_bf16, [], keep=True).rename(tmp_path / "model" / DRAFT)
+    folder = tmp_path / "model"
+    given = [] if output is None else ["-o", tmp_path / output]
+    environment = {"TRT_NVFP4_CACHE": "/dev/null/none", "TMPDIR": str(tmp_path)}
+    done = run_as_on_the_device(folder, *given, environment=environment)
+    assert done.returncode == 0, done.stderr
+    engine = folder / "model.engine" if output is None else tmp_path / output
+    drafter = folder / DRAFT / "model.engine" if output is None else build_script.base_of(engine)
+    if output is not None:
+        drafter = drafter.with_name(f"{drafter.name}.draft.engine")
+    for file in (engine, drafter):
+        built = json.loads(build_script.report_file(file).read_text())
+        assert file.stat().st_size == built["engine_bytes"] > 0
+    if output != "Qwen2.5-7B":  # which generate does not know as an engine
+        assert drafter_beside(engine) == drafter
+
+
+def test_a_drafter_that_is_broken_fails_the_build(tmp_path: Path, fp8_and_bf16: Path) -> None:
+    folder = folder_of(tmp_path, fp8_and_bf16, [], keep=True)
+    (folder / DRAFT).mkdir()
+    (folder / DRAFT / MANIFEST).write_text("{}")
+    done = run_as_on_the_device(folder)
+    assert done.returncode == MODEL_AT_FAULT
+    assert f"{folder / DRAFT / MANIFEST}: not a manifest of trt-nvfp4" in done.stderr
 
 
 def test_the_links_lie_in_the_cache_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
