@@ -11,6 +11,7 @@ import pytest
 from benchmarks.models.real_models import LEAST_EQUAL, MODELS, best_equal
 from benchmarks.pages import (
     diffusion_page,
+    drafts_page,
     families_page,
     first_engine_page,
     mixed_precision_page,
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES: dict[str, ModuleType] = {
     "diffusion": diffusion_page,
+    "drafts": drafts_page,
     "families": families_page,
     "first_engine": first_engine_page,
     "float32": mixed_precision_page,

@@ -46,15 +46,19 @@ def test_bundle_with_the_head_of_a_checkpoint(tmp_path: Path) -> None:
     [
         ("missing", {}, "neither an EAGLE-3 head nor a language model"),
         ("other", {}, "it knows 128 tokens and the model 96; give one with the same tokenizer"),
+        ("tokens", {}, "token 1 is 'c' in .*tokens/tokenizer.json and 'b' in .*; give a model with the same tokenizer"),
         ("auto", {"task": "features"}, "--draft auto"),
         ("auto", {}, "has no layers that predict further tokens"),
     ],
 )
 def test_drafters_that_do_not_fit(draft: str, options: dict[str, str], says: str, tmp_path: Path) -> None:
     llama(tmp_path / "model")
-    (tmp_path / "other").mkdir()
-    config = json.loads((tmp_path / "model" / "config.json").read_text()) | {"vocab_size": 128}
-    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    for name, size, words in (("model", 96, "abc"), ("other", 128, "abc"), ("tokens", 96, "acb")):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "config.json").write_text(json.dumps(config | {"vocab_size": size}))
+        vocabulary = {"model": {"vocab": {word: at for at, word in enumerate(words)}}}
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(vocabulary))
     given = draft if draft == "auto" else tmp_path / draft
     with pytest.raises(BuilderError, match=says):
         trt_nvfp4.build(tmp_path / "model", "rtx-blackwell", tmp_path / "o" / "t.engine", draft=given, **options)
