@@ -275,6 +275,7 @@ def bench(*given: Any, progress: Progress | None = None, **options: Any) -> Benc
         output: Where the result is written as JSON; the page of the build with the same name then shows it.
         mode: None takes what this machine can do, from engines down to the roofline.
         lengths: For a language model with caches: cached tokens at which a step is timed.
+        accepted: Tokens that a step with drafts adds on the mean; steps of 2 to 16 tokens are then timed, too.
 
     Raises:
         TypeError, TrtNvfp4Error, OSError: As `build`.

@@ -23,9 +23,9 @@ One sequence with 1024 cached tokens, all layers and the head, random weights, B
 of tokens: the faster of our plugins one by one and of all layers in one launch, and how many times one token's step
 it takes."""
 
-PREDICTED = """Tokens per second if a step adds 2, 3 or 4 tokens on the mean, the drawn one included: calculated from these
-times, beside one token a step. "n-grams" counts the step alone, "a head" also a step of one layer and the head for each
-drafted token. A step of 4 tokens has 3 drafted ones."""
+PREDICTED = """Tokens per second if a step adds 2, 3 or 4 tokens on the mean, the drawn one included: calculated from
+these times, beside one token a step. "n-grams" counts the step alone, "a head" also a step of one layer and the head
+for each drafted token. A step of 4 tokens has 3 drafted ones."""
 
 TEXTS = """## The trained models
 

@@ -103,9 +103,10 @@ def _bench(
     subject = subject_of(request, device)
     mode, note = _mode(request, subject)
     decoder = subject.decoder
-    lengths = None if decoder is None else lengths_of(decoder, request.lengths)
-    if decoder is None and request.lengths:
-        raise UsageError(f"--lengths: {request.subject} is not a language model with caches; leave it out")
+    lengths = None if decoder is None else lengths_of(decoder, request.lengths, request.accepted)
+    if decoder is None and (request.lengths or request.accepted is not None):
+        given = "--lengths" if request.lengths else "--accepted"
+        raise UsageError(f"{given}: {request.subject} is not a language model with caches; leave it out")
     result.mode, result.target, result.versions = mode, subject.target.name, versions()
     result.label = LABELS[mode] if decoder is None else DECODER_LABELS.get(mode, LABELS[mode])
     if note:

@@ -104,6 +104,17 @@ class BenchOptions(Options):
             metavar="N,N,...",
         ),
     )
+    accepted: float | None = field(
+        default=None,
+        metadata=described(
+            "Language models: tokens that a step with drafts adds on the mean (generate measures it). Steps of 2 to 16 "
+            "tokens are timed, too, with the tokens per second that this makes; drafting itself is not counted.",
+            HOW,
+            metavar="X",
+            at_least=1,
+            at_most=16,
+        ),
+    )
     rounds: int = field(
         default=50, metadata=described("Timed runs of each engine or kernel.", HOW, metavar="N", at_least=2)
     )

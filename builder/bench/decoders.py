@@ -28,19 +28,30 @@ _ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of the prompt, and cached tokens at which a step is timed."""
+    """Tokens of the prompt, and cached tokens at which a step is timed. `accepted`: tokens that a step with drafts adds
+    on the mean, for which steps of `verified` tokens are timed at the longest of these."""
 
     prompt: int
     cached: tuple[int, ...]
+    accepted: float = 1.0
+    verified: tuple[int, ...] = ()
 
 
-def lengths_of(decoder: Decoder, asked: Sequence[int] = ()) -> Lengths:
+def lengths_of(decoder: Decoder, asked: Sequence[int] = (), accepted: float | None = None) -> Lengths:
     """A prompt of half the capacity, at most 512 tokens; steps at an eighth, half and all of the capacity, or those
-    `asked`. Raises UsageError for more than the caches hold."""
+    `asked`; with `accepted`, steps of 2, 4, 8 and 16 tokens. Raises UsageError for more than the caches hold or a step
+    verifies."""
     cached = tuple(asked) or tuple(sorted({max(1, decoder.capacity // part) for part in (8, 2, 1)}))
     if wrong := [length for length in cached if not 1 <= length <= decoder.capacity]:
         raise UsageError(f"--lengths {wrong[0]}: the caches hold 1 to {decoder.capacity} tokens")
-    return Lengths(min(512, max(1, decoder.capacity // 2)), cached)
+    prompt = min(512, max(1, decoder.capacity // 2))
+    if accepted is None:
+        return Lengths(prompt, cached)
+    most = min(decoder.verified_tokens, max(cached))
+    verified = tuple(count for count in (2, 4, 8, 16) if accepted <= count <= most)
+    if not verified:
+        raise UsageError(f"--accepted {accepted:g}: a step verifies at most {most} tokens here, drafts and one more")
+    return Lengths(prompt, cached, accepted, verified)
 
 
 def predict_steps(
@@ -51,7 +62,9 @@ def predict_steps(
     All linears and mixtures of the plan, as planned ("nvfp4") or with FP8 or BF16 in place of what it replaces; the
     caches, which plugins read up to their length and TensorRT's attention whole; norms and tables, once per call.
     """
-    rows = [("prompt", lengths.prompt, lengths.prompt)] + [("step", 1, cached) for cached in lengths.cached]
+    rows = [("prompt", lengths.prompt, lengths.prompt)]
+    rows += [("verify", count, max(lengths.cached)) for count in lengths.verified]
+    rows += [("step", 1, cached) for cached in lengths.cached]
     found = []
     for phase, new, cached in rows:
         us = {
@@ -63,8 +76,16 @@ def predict_steps(
             )
             for name, decision in (("nvfp4", None), ("fp8", Decision.FP8), ("bf16", Decision.BF16))
         }
-        found.append({"phase": phase, "tokens": cached, "us": us})
+        found.append(_timed(phase, new, cached, us, lengths))
     return found
+
+
+def _timed(phase: str, new: int, cached: int, us: dict[str, float], lengths: Lengths) -> dict[str, Any]:
+    """A row of the result; of a step that verifies drafts also what it makes in tokens per second."""
+    row = {"phase": phase, "tokens": cached, "us": us}
+    if phase == "verify":
+        row |= {"new": new, "tokens_per_s": {name: lengths.accepted / time * 1e6 for name, time in us.items()}}
+    return row
 
 
 def _products(plan: Plan, decoder: Decoder, decision: Decision | None, new: int, limits: Limits) -> float:
@@ -125,17 +146,25 @@ def time_steps(
     for runner in runners.values():
         runner.start(1)
     found = []
-    steps = [("prompt", ids, 0), *(("step", ids[:, :1], cached - 1) for cached in lengths.cached)]
+    longest = max(lengths.cached)
+    verified = rng.integers(0, vocab, (1, max(lengths.verified, default=1)))
+    steps = [
+        ("prompt", ids, 0),
+        *(("verify", verified[:, :count], longest - count) for count in lengths.verified),
+        *(("step", ids[:, :1], cached - 1) for cached in lengths.cached),
+    ]
     for phase, tokens, past in steps:
+        count = tokens.shape[1] if phase == "verify" else 1
         taken: dict[str, list[float]] = {name: [] for name in runners}
         for number_ in range(warm_up + rounds):
             for name, runner in runners.items():
                 begun = clock()
-                runner.step(tokens, np.array([past], np.int64), np.array([tokens.shape[1]], np.int64)).likeliest(1)
+                new = np.array([tokens.shape[1]], np.int64)
+                runner.step(tokens, np.array([past], np.int64), new, count).likeliest(1)
                 if number_ >= warm_up:
                     taken[name].append((clock() - begun) * 1e6)
         us = {name: statistics.median(times) for name, times in taken.items()}
-        found.append({"phase": phase, "tokens": past + tokens.shape[1], "us": us})
+        found.append(_timed(phase, tokens.shape[1], past + tokens.shape[1], us, lengths))
     return found
 
 
@@ -148,7 +177,13 @@ def steps_table(steps: Sequence[Mapping[str, Any]], title: str) -> Table:
         table.add_column(f"{CONTESTANTS[name]}, us", justify="right")
     for step in steps:
         us = step["us"]
-        what = "first token of a prompt of" if step["phase"] == "prompt" else "a token, cached:"
+        what = {
+            "prompt": "first token of a prompt of",
+            "verify": f"{step.get('new')} tokens with drafts, cached:",
+            "step": "a token, cached:",
+        }[step["phase"]]
         cells = [number(us[name]) + ("" if name == "nvfp4" else f" ({us[name] / us['nvfp4']:.2f}x)") for name in names]
+        if rates := step.get("tokens_per_s"):
+            cells = [f"{cell}, {number(rate)} tokens/s" for cell, rate in zip(cells, rates.values(), strict=True)]
         table.add_row(f"{what} {step['tokens']}", *cells)
     return table

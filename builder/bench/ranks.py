@@ -49,7 +49,7 @@ def bench_ranks(request: Request, progress: Progress, device: Callable[[], Devic
         progress.stage(f"loading {folder.count} ranks")
         runner = open_ranks(request.subject, made, "tensorrt" if mode == "engine" else "torch")
         made.callback(runner.close)
-        lengths = lengths_of(runner.decoder, request.lengths)
+        lengths = lengths_of(runner.decoder, request.lengths, request.accepted)
         environment = device().environment
         before = environment()
         progress.stage("timing steps")

@@ -35,8 +35,8 @@ DECODER_LABELS = {
 class Result:
     """A benchmark's numbers. `contestants`: microseconds (p50, p90, p99, ...) of the whole; `subgraphs`: of its parts.
 
-    `steps`: for decoders, microseconds of one sequence by contestant: for a prompt, and for a token at several cached
-    lengths. Their `contestants` are those of the longest.
+    `steps`: for decoders, microseconds of one sequence by contestant: for a prompt, for drafts that are verified, and
+    for a token at several cached lengths. Their `contestants` are those of the longest.
     """
 
     mode: str

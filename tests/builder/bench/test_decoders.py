@@ -55,10 +55,12 @@ def test_runners_take_turns_and_are_timed_at_every_length(model: Path) -> None:
     now = [0.0]
 
     def noted(name: str, step: Any, seconds: float) -> Any:
-        def run(ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> Any:
+        def run(ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int) -> Any:
             seen.append((name, ids.shape[1], int(past[0])))
             now[0] += seconds
-            return step(ids, past, new)
+            logits = step(ids, past, new, count)
+            assert len(logits.host()) == count
+            return logits
 
         return run
 
@@ -73,12 +75,40 @@ def test_runners_take_turns_and_are_timed_at_every_length(model: Path) -> None:
     console = Console(width=80, record=True)
     console.print(steps_table(steps, "a title"))
     assert "(3.00x)" in console.export_text()
+    lengths = Lengths(10, (5, CAPACITY), accepted=2.5, verified=(4, 8))
+    steps = time_steps(runners, lengths, rounds=2, warm_up=0, clock=lambda: now[0])
+    assert ("nvfp4", 8, CAPACITY - 8) in seen
+    assert [(step["phase"], step["tokens"], step.get("new")) for step in steps] == [
+        ("prompt", 10, None),
+        ("verify", CAPACITY, 4),
+        ("verify", CAPACITY, 8),
+        ("step", 5, None),
+        ("step", CAPACITY, None),
+    ]
+    assert steps[1]["tokens_per_s"] == {"nvfp4": 2.5, "bf16": 2.5 / 3}
+
+
+def test_a_prediction_at_stated_acceptance(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.bench.json"
+    ran = invoked(
+        app, [model, "--target", "rtx-blackwell", "--mode", "roofline", "--accepted", 2.5, "--lengths", 32, "-o", out]
+    )
+    _, *verified, step = json.loads(out.read_text())["steps"]
+    assert [row["new"] for row in verified] == [4, 8, 16]
+    least = step["us"]["nvfp4"]
+    for row in verified:
+        assert row["us"]["nvfp4"] >= least
+        assert row["tokens_per_s"]["nvfp4"] == pytest.approx(2.5e6 / row["us"]["nvfp4"])
+    assert "4 tokens with drafts, cached: 32" in " ".join(ran.stdout.split())
 
 
 def test_lengths(model: Path) -> None:
     decoder = OnnxRunner(model).decoder
     assert lengths_of(decoder) == Lengths(32, (8, 32, 64))
     assert lengths_of(decoder, [3]).cached == (3,)
+    assert lengths_of(decoder, [3], 1.5).verified == (2,)
+    with pytest.raises(BuilderError, match=r"--accepted 2.5: a step verifies at most 2 tokens here"):
+        lengths_of(decoder, [2], 2.5)
     for asked in ([0], [65]):
         with pytest.raises(BuilderError, match="the caches hold 1 to 64 tokens"):
             lengths_of(decoder, asked)
