@@ -3,11 +3,14 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from generated_ids import generated
+from prometheus_client import generate_latest
+from recorded_drafts import Recorded, reference
 
 from onnx_models.any_causal_lm import made
 from onnx_models.fake_gpu import TRT, FakeEngine, FakeRuntime
@@ -26,6 +29,7 @@ from trt_nvfp4.builder.generate.tensorrt_runner import TensorRTRunner
 from trt_nvfp4.builder.generate.torch_runner import TorchRunner
 from trt_nvfp4.builder.model.decoder_contract import CacheOptions
 from trt_nvfp4.builder.serve.fair_queue import FairQueue, QueueFullError
+from trt_nvfp4.builder.serve.metrics import Metrics
 from trt_nvfp4.builder.serve.request import Event, Failed, Generated, PromptScored, Request
 from trt_nvfp4.builder.serve.scheduler import Scheduler
 
@@ -153,6 +157,31 @@ def test_each_text_is_that_of_a_lone_run(
         assert drafts.accepted > 0.6 * drafts.drafted
 
 
+def test_a_heads_drafts_are_those_of_each_text_alone(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Whatever ran in its slot before, and whichever slot its beginning was copied from."""
+    target, head = TinyDecoder(rng, capacity=48, hidden=True), TinyDecoder(rng, capacity=48, head=True)
+    head.weights |= {name: target.weights[name] for name in ("embedding", "head", "wq", "wk", "wv", "wo", "positions")}
+    head.weights["previous"] *= 0.3
+    recorded = Recorded(OnnxRunner(head.save(tmp_path / "head.onnx")), target.decoder)
+    server = served(onnx_runner(target, tmp_path), drafter=recorded)
+    stem = rng.integers(0, VOCAB, 20).tolist()
+    asked = []
+    for number in range(20):
+        prompt = [*stem[: int(rng.integers(0, 21))], int(rng.integers(0, VOCAB))]
+        asked.append(server.ask(prompt, int(rng.integers(2, 8)), sampling=Sampling(number % 2, seed=number)))
+        for _ in range(int(rng.integers(0, 5))):
+            server.scheduler.step()
+    server.run()
+    lone = OnnxRunner(target.save(tmp_path / "lone.onnx"))
+    for request, events in asked:
+        steps = generate_ids(lone, [list(request.prompt)], request.max_new_tokens, request.sampling)
+        assert ids(events) == [token.id for step in steps for token in step]
+    assert server.scheduler.statistics.reused_tokens > 0
+    assert len(recorded.drafts) >= 10
+    for text, draft in recorded.drafts:
+        assert draft == reference(target, head, text, len(draft))
+
+
 def test_a_drafter_goes_on_behind_a_reused_prompt(tiny: TinyDecoder, rng: np.random.Generator, tmp_path: Path) -> None:
     """Its own caches follow the slots': copied ones, continued ones, and those of a prompt of one token."""
     server = served(onnx_runner(tiny, tmp_path), drafter=knowing_drafter(tiny, rng, tmp_path))
@@ -169,6 +198,11 @@ def test_a_drafter_goes_on_behind_a_reused_prompt(tiny: TinyDecoder, rng: np.ran
             now - then for now, then in zip((statistics.drafted, statistics.accepted), before, strict=True)
         )
         assert drafted == accepted > 0
+    engine: Any = SimpleNamespace(scheduler=server.scheduler, queue=server.queue)
+    shown = generate_latest(Metrics(engine).registry).decode()
+    for place, (drafted, accepted) in enumerate(statistics.by_position, 1):
+        assert f'trt_nvfp4_drafted_tokens_by_place_total{{place="{place}"}} {drafted}.0' in shown
+        assert f'trt_nvfp4_accepted_tokens_by_place_total{{place="{place}"}} {accepted}.0' in shown
     assert server.scheduler.statistics.reused_tokens > 20
 
 

@@ -1,12 +1,16 @@
 """Heads in a checkpoint: the exported head computes what the family's own layers do, step by step over its cache."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from draft_heads import CAPACITY, MTP, VOCABULARY, WIDTH, stepped, write_mtp
+from safetensors.torch import load_file, save_file
 
+from checkpoint_formats.directories import quantize_directory
+from checkpoint_formats.writers import Writer, fp8_blockwise, fp8_per_tensor
 from trt_nvfp4.builder.errors import ModelFaultError, UsageError
 from trt_nvfp4.builder.export.huggingface import export, export_head
 from trt_nvfp4.builder.generate.onnx_runner import OnnxRunner
@@ -30,6 +34,31 @@ def test_head_of_a_family(family: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(result, whole, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.parametrize("writer", [fp8_blockwise, fp8_per_tensor], ids=["blocks", "tensors"])
+def test_head_of_a_quantized_checkpoint(writer: Writer, rng: np.random.Generator, tmp_path: Path) -> None:
+    """As that of the checkpoint with the weights that its quantized ones stand for."""
+    write_mtp("mimo", tmp_path / "plain")
+    shutil.copytree(tmp_path / "plain", tmp_path / "quantized")
+
+    def writer_of(module: str) -> Writer | None:
+        return writer if module.endswith("_proj") else None
+
+    settings = {"quant_method": "fp8", **({"weight_block_size": [128, 128]} if writer is fp8_blockwise else {})}
+    whole = quantize_directory(tmp_path / "quantized", rng, writer_of, settings)
+    state = {name: tensor.float().contiguous() for name, tensor in whole.items()}
+    save_file(state, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
+    ids = rng.integers(0, VOCABULARY, (2, 8))
+    previous = rng.standard_normal((2, 8, WIDTH)).astype(np.float32)
+    found = []
+    for name in ("plain", "quantized"):
+        head = tmp_path / f"{name}.draft.onnx"
+        export_head(tmp_path / name, head, CacheOptions(CAPACITY, 2, draft="auto"))
+        found.append(stepped(head, ids, previous, [[3, 5], [5, 3]]))
+    for expected, result in zip(*found, strict=True):
+        assert expected.std() > 1e-3
+        np.testing.assert_allclose(result, expected, rtol=2e-3, atol=2e-3 * expected.std())
+
+
 def test_hidden_states_of_a_target(tmp_path: Path) -> None:
     """They are transformers' last ones, which the head reads, of all tokens of a step."""
     import transformers
@@ -49,8 +78,6 @@ def test_hidden_states_of_a_target(tmp_path: Path) -> None:
 
 
 def test_checkpoints_without_a_head_that_fits(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     write_mtp("mimo", tmp_path)
     options = CacheOptions(CAPACITY, draft="auto")
     state = load_file(file := tmp_path / "model.safetensors")

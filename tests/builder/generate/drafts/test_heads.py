@@ -1,43 +1,19 @@
 """Heads draft from the model's hidden states: what they draft, and that no token changes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from recorded_drafts import Recorded, reference
 
 from onnx_models.tiny_decoder import VOCAB, TinyDecoder
 from trt_nvfp4.builder.errors import UsageError
 from trt_nvfp4.builder.generate import Generator
 from trt_nvfp4.builder.generate.drafts.drafting import Drafting
-from trt_nvfp4.builder.generate.drafts.model import ModelDrafter
 from trt_nvfp4.builder.generate.sampling import Sampling
 
 from .test_drafts import run, runners
-
-
-class Recorded(ModelDrafter):
-    """Keeps what it drafted."""
-
-    def start(self, batch: int) -> None:
-        super().start(batch)
-        self.drafts: list[tuple[list[int], list[int]]] = []
-
-    def propose(self, texts: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[list[int]]:
-        drafts = super().propose(texts, wanted)
-        assert all(len(draft) <= most for draft, most in zip(drafts, wanted, strict=True))
-        self.drafts += [(list(text), draft) for text, draft in zip(texts, drafts, strict=True) if draft]
-        return drafts
-
-
-def reference(target: TinyDecoder, head: TinyDecoder, text: list[int], count: int) -> list[int]:
-    """A draft behind `text`, without caches: the target's hidden states of the text, then the head's own."""
-    previous, tokens = target.hidden(text)[:-1], text[1:]
-    for _ in range(count):
-        own = head.hidden(tokens, previous)
-        previous = np.concatenate([previous, own[-1:]])
-        tokens = [*tokens, int((own[-1] @ head.weights["head"]).argmax())]
-    return tokens[len(text) - 1 :]
 
 
 @pytest.mark.parametrize("pieces", [None, 4])
