@@ -82,7 +82,7 @@ def predict_steps(
 
 def _timed(phase: str, new: int, cached: int, us: dict[str, float], lengths: Lengths) -> dict[str, Any]:
     """A row of the result; of a step that verifies drafts also what it makes in tokens per second."""
-    row = {"phase": phase, "tokens": cached, "us": us}
+    row: dict[str, Any] = {"phase": phase, "tokens": cached, "us": us}
     if phase == "verify":
         row |= {"new": new, "tokens_per_s": {name: lengths.accepted / time * 1e6 for name, time in us.items()}}
     return row

@@ -25,6 +25,7 @@ class Drafter(Protocol):
 
     def begin(self, number: int, source: int, kept: int) -> None:
         """Sequence `number` is another text from here on, with the first `kept` tokens of that of sequence `source`."""
+        return  # not abstract: only a server's sequences begin one by one
 
     def propose(self, texts: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[list[int]]:
         """A draft of at most `wanted[i]` tokens behind each of `texts`, prompts included, which only grow between

@@ -73,7 +73,7 @@ class ModelDrafter(Drafter):
         wanted = [min(most, free) for most, free in zip(wanted, room, strict=True)]
         rows = [list(text[self.takes_hidden :]) for text in texts]
         lengths = [len(row) for row in rows]
-        wanted = [min(most, length and most) for most, length in zip(wanted, lengths, strict=True)]
+        wanted = [most if length else 0 for most, length in zip(wanted, lengths, strict=True)]
         for place in range(max(wanted)):
             for number, token in self._advance(rows, [at for at, most in enumerate(wanted) if most > place]).items():
                 rows[number].append(token)
