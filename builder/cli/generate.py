@@ -79,6 +79,25 @@ class GenerateOptions(Options):
             ignored_with=(ONE_MODEL,),
         ),
     )
+    video: Path | None = field(
+        default=None,
+        converter=path,
+        metadata=described(
+            "Video for a model of parts: a folder of frames, or an animation (GIF, WebP, PNG).",
+            WHAT,
+            metavar="FILE|DIR",
+            ignored_with=(ONE_MODEL,),
+        ),
+    )
+    fps: float = field(
+        default=2.0,
+        metadata=described(
+            "Frames of --video in a second: of a folder all are taken, of a file so many.",
+            WHAT,
+            metavar="X",
+            ignored_with=(ONE_MODEL,),
+        ),
+    )
     chat: bool = field(
         default=False,
         metadata=described(
@@ -223,7 +242,8 @@ def generate(given: dict[str, Any], as_json: bool) -> None:
                     Generator(options.model, loaded, runner=options.runner, draft=options.draft)
                 )
         if of_parts:
-            result = pipeline.generate(prompts, images=options.image, max_new_tokens=options.max_new_tokens, **sampling)
+            seen: dict[str, Any] = {"images": options.image or None, "video": options.video, "fps": options.fps}
+            result = pipeline.generate(prompts, **seen, max_new_tokens=options.max_new_tokens, **sampling)
             capacity = pipeline.capacity
         else:
             if not generator.decoder.eos_token_ids and not options.stop:

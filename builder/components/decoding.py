@@ -30,6 +30,8 @@ class PartsRunner:
         #: Outputs of the parts that ran before, by "part.name", and inputs that are the caller's.
         self.values: dict[str, Handle] = {}
         self.given: dict[str, Handle] = {}
+        #: Where the images of a run are a video's: how many, and how far apart their positions are in time.
+        self.video: tuple[int, float] | None = None
         self._caches: dict[str, Handle] = {}
         #: For each sequence and token: the position behind it, of models whose positions depend on images.
         self._next = np.zeros((0, 0), np.int64)
@@ -97,17 +99,21 @@ class PartsRunner:
         return run_part(self._device, self._manifest, self._embed, given, self.values)
 
     def _places(self, ids: np.ndarray, past: np.ndarray) -> np.ndarray:
-        """[batch, new]: the place of each token within its image, -1 for text. Images stand in a text's first step."""
-        image = self._settings["image"]
+        """[batch, new]: the place of each token within its image, or the video, -1 for text. Images stand in a text's
+        first step."""
+        image, count = self._settings["image"], 1 if self.video is None else self.video[0]
         index, seen = np.arange(ids.shape[1]), (ids == image["token_id"]) & (past == 0)[:, None]
         begins = np.maximum.accumulate(np.where(seen, -1, index), 1) + 1
-        return np.where(seen, (index - begins) % image["tokens"], -1)
+        return np.where(seen, (index - begins) % (image["tokens"] * count), -1)
 
     def _positions(self, places: np.ndarray, past: np.ndarray, new: np.ndarray) -> np.ndarray:
         """[3, batch, new]: time, height and width. A text token has one number for all three; an image's tokens have
-        those of their place, and what follows an image continues behind its longer side."""
+        those of their place, and what follows an image continues behind its longer side, what is generated behind a
+        video's end."""
         height, width = (size // int(self._settings["merge"]) for size in self._settings["image"]["grid"][1:])
-        grid = np.indices((1, height, width)).reshape(3, -1)
+        count, apart = self.video or (1, 0.0)
+        grid = np.indices((count, height, width)).reshape(3, -1)
+        grid[0] = (grid[0].astype(np.float32) * np.float32(apart)).astype(np.int64)
         found = np.zeros((3, *places.shape), np.int64)
         for row, in_image in enumerate(places):
             behind = self._next[row]
@@ -116,6 +122,8 @@ class PartsRunner:
                 found[:, row, at - past[row]] = behind[at] + (0 if place < 0 else grid[:, place])
                 if place < 0 or place == grid.shape[1] - 1:
                     behind[at + 1] += 1 if place < 0 else max(height, width)
+            if self.video is not None and past[row] == 0:  # as transformers' generate does
+                behind[new[row]] = found[:, row, : new[row]].max() + 1
             found[:, row, new[row] :] = behind[past[row] + new[row]] - 1
         return found
 

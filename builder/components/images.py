@@ -46,7 +46,7 @@ KERNELS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 @dataclass(frozen=True)
 class Patches:
     """Rows of values in place of an image: patches of `size` pixels, in the order of squares of `merge` x `merge`, each
-    repeated `temporal` times."""
+    of `temporal` frames."""
 
     size: int
     merge: int
@@ -72,14 +72,22 @@ class Preprocessing:
 
     def __call__(self, image: Image) -> np.ndarray:
         """float32 [3, height, width], or [patches, values]. Raises BuilderError as `opened`."""
+        return self.of_frames([image])
+
+    def of_frames(self, frames: Sequence[Image]) -> np.ndarray:
+        """As of one image, of frames that one patch stands for; the last is repeated where there are too few."""
+        found = np.stack([self._values(frame) for frame in frames])
+        return found[0] if self.patches is None else rows_of_patches(found, self.patches)
+
+    def _values(self, image: Image) -> np.ndarray:
         pixels = opened(image).astype(np.float64)
         if self.shortest is None:
             pixels = resized(pixels, self.height, self.width, self.resample)
         else:
             pixels = self._middle(pixels, self.shortest)
         values = (pixels * self.scale - np.asarray(self.mean)) / np.asarray(self.std)
-        found = values.transpose(2, 0, 1).astype(np.float32)
-        return found if self.patches is None else rows_of_patches(found, self.patches)
+        found: np.ndarray = values.transpose(2, 0, 1).astype(np.float32)
+        return found
 
     def json(self) -> dict[str, Any]:
         return asdict(self)
@@ -188,11 +196,11 @@ def _weights(before: int, after: int, resample: str) -> np.ndarray:
     return weights
 
 
-def rows_of_patches(pixels: np.ndarray, patches: Patches) -> np.ndarray:
-    """[patches, channels * temporal * size * size] of [channels, height, width]."""
-    channels, height, width = pixels.shape
+def rows_of_patches(frames: np.ndarray, patches: Patches) -> np.ndarray:
+    """[patches, channels * temporal * size * size] of [frames, channels, height, width], at most `temporal` frames."""
+    frames = np.pad(frames, [(0, patches.temporal - len(frames)), (0, 0), (0, 0), (0, 0)], mode="edge")
+    count, channels, height, width = frames.shape
     size, merge = patches.size, patches.merge
-    cut = pixels.reshape(channels, height // size // merge, merge, size, width // size // merge, merge, size)
-    rows = cut.transpose(1, 4, 2, 5, 0, 3, 6)  # squares, patches in a square, channels, and a patch's pixels
-    rows = np.repeat(rows[..., None, :, :], patches.temporal, axis=5)
-    return rows.reshape(-1, channels * patches.temporal * size * size)
+    cut = frames.reshape(count, channels, height // size // merge, merge, size, width // size // merge, merge, size)
+    rows = cut.transpose(2, 5, 3, 6, 1, 0, 4, 7)  # squares, patches in a square, channels, frames, a patch's pixels
+    return rows.reshape(-1, channels * count * size * size)

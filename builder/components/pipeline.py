@@ -15,6 +15,7 @@ from trt_nvfp4.builder.components.devices.open import open_device
 from trt_nvfp4.builder.components.images import Image, Preprocessing
 from trt_nvfp4.builder.components.manifest import FILE, Manifest
 from trt_nvfp4.builder.components.prompts import padded, with_features
+from trt_nvfp4.builder.components.video import USUAL_RATE, Video, frames_of
 from trt_nvfp4.builder.errors import ModelFaultError, UsageError
 from trt_nvfp4.builder.generate.generator import Generation, Prompt, Result, Timings
 from trt_nvfp4.builder.generate.loop import Finish, generate_ids
@@ -120,6 +121,8 @@ class Pipeline:
         prompts: Prompt | Sequence[Prompt] = (),
         *,
         images: np.ndarray | Sequence[Image] | None = None,
+        video: np.ndarray | Video | None = None,
+        fps: float = USUAL_RATE,
         sound: np.ndarray | None = None,
         start_tokens: Sequence[int] | None = None,
         max_new_tokens: int = 128,
@@ -134,14 +137,22 @@ class Pipeline:
         `images`: files, uint8 pixels [height, width, 3] or Pillow's images; or one array of pixel values, [images, ...]
         as the model's image processor gives them. They come in the order in which the prompts name them: each image's
         token stands once, and is repeated as often as the image has features, or stands as often already. Where no
-        prompt names one and there is an image for each, they are put as the model's processor puts them. A model with
+        prompt names one and there is an image for each, they are put as the model's processor puts them. `video`: a
+        folder of frames, an animation, a sequence of frames, or pixel values [moments, ...], in place of images; `fps`:
+        frames of it in a second. The prompt names it by the token of a video or of an image. A model with
         an encoder reads the prompts, or `sound` ([batch, bins, frames] or [batch, samples]), or images, and begins with
         `start_tokens` (default: the model's own). Raises UsageError for inputs that do not fit.
         """
         runner = self._decoding()
         hears = bool(self.manifest.settings.get("hears"))
-        pixels = sound if hears else self._pixels(images)
-        texts = self._encoded(prompts, 0 if pixels is None else len(pixels))
+        runner.video = None
+        if video is not None:
+            if images is not None or sound is not None:
+                raise UsageError("a video comes alone; leave out the images or the sound")
+            pixels, runner.video = self._video(video, fps)
+        else:
+            pixels = sound if hears else self._pixels(images)
+        texts = self._encoded(prompts, 0 if pixels is None else 1 if runner.video else len(pixels))
         begun = time.perf_counter()
         if "image" in self.manifest.settings:
             if (images if hears else sound) is not None:
@@ -181,10 +192,13 @@ class Pipeline:
             expected = f"[count, {', '.join(map(str, port.shape if one_by_one else port.shape[1:]))}]"
             what = "sound is" if self.manifest.settings.get("hears") else "images are"
             raise UsageError(f"{what} {list(images.shape)}, expected {expected} ({name})")
-        count = 0 if images is None else len(images)
-        token = image["token_id"]
+        moments = 1 if runner.video is None else runner.video[0]
+        count = 0 if images is None else len(images) // moments
+        token, features = image["token_id"], image["tokens"] * moments
         spelt = "" if self._tokenizer is None else str(self._tokenizer.wrapped.convert_ids_to_tokens(token))
-        texts = [list(text) for text in with_features(texts, count, token, image["tokens"], spelt)]
+        marks = self._marks
+        texts = [[token if each in marks else each for each in text] for text in texts]
+        texts = [list(text) for text in with_features(texts, count, token, features, spelt)]
         longest = max(map(len, texts), default=0)
         if longest > runner.longest_step and (count or self.manifest.settings["groups"] == "prompt"):
             raise UsageError(
@@ -205,6 +219,12 @@ class Pipeline:
                 [{key: self._device.get(each) for key, each in self._features(name, one).items()} for one in images]
             )
         return texts
+
+    @property
+    def _marks(self) -> set[int]:
+        """Tokens that name an image or a video."""
+        settings = self.manifest.settings
+        return {known["token_id"] for key in ("image", "video") if (known := settings.get(key))}
 
     def _joined(self, runs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, object]:
         """Features of images that the encoder saw one by one."""
@@ -228,13 +248,31 @@ class Pipeline:
             raise UsageError(f"{self.folder}: this model takes no images")
         if isinstance(images, (str, Path)) or not len(images):
             raise UsageError("images: expected a list of one image or more")
+        preprocessing = self._preprocessing()
+        return np.stack([preprocessing(image) for image in images])
+
+    def _preprocessing(self) -> Preprocessing:
+        settings = self.manifest.settings
         if settings["preprocessing"] is None:
             raise UsageError(
                 f"{self.folder}: the manifest does not describe the model's image processor "
                 f"({settings.get('no_preprocessing')}); give the pixel values that it makes, one float array"
             )
-        preprocessing = Preprocessing.of(settings["preprocessing"])
-        return np.stack([preprocessing(image) for image in images])
+        return Preprocessing.of(settings["preprocessing"])
+
+    def _video(self, video: np.ndarray | Video, fps: float) -> tuple[np.ndarray, tuple[int, float]]:
+        """Pixel values [moments, ...] of a video; how many there are, and how far apart in positions."""
+        known = self.manifest.settings.get("video")
+        if known is None:
+            raise UsageError(f"{self.folder}: this model takes no video; give frames as images, and name each of them")
+        step, image = known["frames"], self.manifest.settings["image"]
+        if isinstance(video, np.ndarray) and video.dtype.kind == "f":
+            pixels = video
+        else:
+            preprocessing = self._preprocessing()
+            frames = frames_of(video, fps, self.capacity // image["tokens"] * step)
+            pixels = np.stack([preprocessing.of_frames(frames[at : at + step]) for at in range(0, len(frames), step)])
+        return pixels, (len(pixels), 1.0 if known["per_second"] is None else known["per_second"] * step / fps)
 
     def _read(
         self,
@@ -280,6 +318,6 @@ class Pipeline:
         if not isinstance(prompt, str):
             return [int(token) for token in prompt]  # type: ignore[attr-defined]
         ids = self.encode(prompt)
-        if around is None or self.manifest.settings["image"]["token_id"] in ids:
+        if around is None or self._marks & set(ids):
             return ids
         return self.encode(prompt.join(around), special_tokens=False)

@@ -17,6 +17,8 @@ TYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
 SOURCES = ("text", "sound", "images")
 #: Tokens that see each other in both directions: all of a prompt, those of one image, or none.
 GROUPINGS = ("prompt", "images", None)
+# Positions of a video in a second, more than any model has.
+_LARGEST_RATE = 1 << 16
 
 
 def problems(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -29,6 +31,7 @@ def problems(settings: Mapping[str, Any]) -> Iterator[str]:
             yield f"its groups are {_shown(groups)}, expected 'prompt', 'images' or null"
         if not _is_count(merge := settings.get("merge"), 1):
             yield f"its merge is {_shown(merge)}, expected 1 or more"
+        yield from _video(settings.get("video"))
         if type(hears := settings.get("hears", False)) is not bool:
             yield f"its hears is {_shown(hears)}, expected true or false"
     if "source" in settings:
@@ -104,6 +107,21 @@ def _image(image: Any) -> Iterator[str]:
         yield f"its image's grid is {_shown(grid)}, expected three numbers of patches or null"
     if prompt is not None and not (_is_of(prompt, 2) and all(isinstance(text, str) for text in prompt)):
         yield f"its image's prompt is {_shown(prompt)}, expected the texts before and behind a prompt, or null"
+
+
+def _video(video: Any) -> Iterator[str]:
+    """Problems of the settings about videos of a language model."""
+    if video is None:
+        return
+    if not isinstance(video, dict) or not {"token_id", "frames", "per_second"} <= video.keys():
+        yield "its video lacks token_id, frames or per_second"
+        return
+    if not _is_count(video["token_id"]):
+        yield f"its video's token_id is {_shown(video['token_id'])}, expected a token's number"
+    if not _is_count(video["frames"], 1):
+        yield f"its video's frames are {_shown(video['frames'])}, expected 1 or more"
+    if (rate := video["per_second"]) is not None and not (type(rate) in (int, float) and 0 < rate < _LARGEST_RATE):
+        yield f"its video's per_second is {_shown(rate)}, expected positions in a second, or null"
 
 
 def _is_count(number: Any, least: int = 0) -> bool:

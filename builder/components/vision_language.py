@@ -35,6 +35,8 @@ from trt_nvfp4.builder.model.decoder_contract import (
 GROUPED = {"paligemma": "prompt", "gemma3": "images", "gemma4": "images"}
 #: Those in which they do so only in layers with a window.
 GROUPED_LOCALLY = ("gemma4",)
+#: Those in which the frames of a video follow each other as one image of several moments.
+OF_VIDEO = ("qwen2_vl", "qwen2_5_vl")
 #: Tokens of text that a cache holds beside an image, at least: those of the example that chains are compared on.
 LEAST_TEXT = 8
 #: Families that number their first token otherwise than 0.
@@ -154,6 +156,7 @@ def parts_of(
         **described.settings(),
         "merge": getattr(getattr(model.config, "vision_config", None), "spatial_merge_size", 1),
         "groups": groups_of(model),
+        "video": _video(model),
         "tokenizer": TOKENIZER if tokenizer_files(directory) else None,
     }
     return [seeing, embedding, decoding], flows, settings
@@ -203,6 +206,16 @@ def _decoder(model: Any, capacity: int, options: CacheOptions, vision: Vision, h
         TRANSLATIONS,
         {DECODER: decoder.json()},
     )
+
+
+def _video(model: Any) -> dict[str, Any] | None:
+    """How a video is taken: its token, how many frames are one image, and how many positions a second (None: one for
+    each image of it). None: the model's code takes it in another way."""
+    if model.config.model_type not in OF_VIDEO:
+        return None
+    vision, token = model.config.vision_config, int(model.config.video_token_id)
+    per_second = getattr(vision, "tokens_per_second", None)
+    return {"token_id": token, "frames": int(vision.temporal_patch_size), "per_second": per_second}
 
 
 def _padding(model: Any) -> int:
