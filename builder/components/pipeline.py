@@ -148,7 +148,7 @@ class Pipeline:
         runner.video = None
         if video is not None:
             if images is not None or sound is not None:
-                raise UsageError("a video comes alone; leave out the images or the sound")
+                raise UsageError("a video takes the place of images and sound; leave them out")
             pixels, runner.video = self._video(video, fps)
         else:
             pixels = sound if hears else self._pixels(images)

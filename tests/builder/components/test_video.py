@@ -103,7 +103,7 @@ def test_tokens_of_a_video(name: str, tmp_path: Path, rng: np.random.Generator, 
         again = pipeline.generate([[1, IMAGE, 7]], images=[frames[0]], max_new_tokens=2, stop=())
         assert len(again.generations[0].prompt_ids) == 8
         bad: list[tuple[dict[str, Any], str]] = [
-            ({"video": frames, "images": frames[:1]}, "a video comes alone"),
+            ({"video": frames, "images": frames[:1]}, "a video takes the place of images"),
             ({"video": frames * 5}, "35 frames, and the model was built for 1 to 32"),
             ({"video": []}, "0 frames"),
             ({"video": frames, "fps": 0.0}, "--fps 0.0: expected frames per second, more than 0"),
@@ -116,7 +116,9 @@ def test_tokens_of_a_video(name: str, tmp_path: Path, rng: np.random.Generator, 
     (shown,) = json.loads(ran.stdout)["generations"]
     ids = [IMAGE - 1 if token == IMAGE else token for token in shown["prompt_ids"]]
     assert shown["token_ids"] == expected(model, ids, frames, 1.5, 6)[: len(shown["token_ids"])]
-    invoked(generate.app, [*options, "--image", "x.png", "--prompt", "<image>"], USAGE, "a video comes alone")
+    invoked(
+        generate.app, [*options, "--image", "x.png", "--prompt", "<image>"], USAGE, "a video takes the place of images"
+    )
 
 
 def test_frames_of_an_animation(tmp_path: Path, rng: np.random.Generator) -> None:
