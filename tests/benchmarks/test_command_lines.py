@@ -21,6 +21,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
         "kernels/moe",
         "kernels/quantize",
         "models/drafts",
+        "models/serving",
         "models/vla",
     ],
 )
