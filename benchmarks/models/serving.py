@@ -5,7 +5,8 @@
 The model is that of `benchmarks.models.generate`, in NVFP4, with random weights; `--model FILE --tokenizer DIR` serves
 another. Clients are processes of their own that stream greedy tokens by HTTP, each asking again when it has its answer;
 all prompts differ. Three contestants continue the same prompts: the server, its scheduler without HTTP, and `generate`
-with fixed batches, none with drafts. Then the time to the first token of requests that come beside seven running ones.
+with fixed batches, none with drafts; the first two have a slot for each client. Then the time to the first token of
+requests that come beside seven running ones.
 """
 
 import argparse
@@ -191,9 +192,7 @@ def measure(
     given: argparse.Namespace, model: Path, tokenizer: Path, clients: Any, stack: ExitStack, folder: Path
 ) -> None:
     """Every contestant with every number of clients; the record is written after each."""
-    slots = max(*given.clients, RUNNING + 1)
-    options = ("--tokenizer", tokenizer, "--runner", given.runner, "--draft", "none", "--slots", slots)
-    server = stack.enter_context(served(model, folder / "log", *options))
+    options = ("--tokenizer", tokenizer, "--runner", given.runner, "--draft", "none", "--slots")
     generator = stack.enter_context(Generator(model, tokenizer, runner=given.runner, draft="none"))
     contest = Contest(generator.decoder.capacity, generator.decoder.vocab_size, given.rounds)
     result: dict[str, Any] = {
@@ -204,19 +203,21 @@ def measure(
         "new_tokens": contest.new,
         "rounds": contest.rounds,
         "capacity": contest.capacity,
-        "slots": slots,
         "runs": [],
     }
-    contestants = {
-        "server": by_server(contest, server.port, clients),
-        "scheduler": by_scheduler(contest, model, given.runner, slots, stack),
-        "generate": by_generate(contest, generator),
-    }
     for count in given.clients:
-        for name, run in contestants.items():
-            result["runs"].append(contest.measured(name, count, run))
-            record(given.out, result)
-    result["beside"] = beside(contest, server.port, clients)
+        with ExitStack() as each:
+            server = each.enter_context(served(model, folder / "log", *options, count))
+            contestants = {
+                "server": by_server(contest, server.port, clients),
+                "scheduler": by_scheduler(contest, model, given.runner, count, each),
+                "generate": by_generate(contest, generator),
+            }
+            for name, run in contestants.items():
+                result["runs"].append(contest.measured(name, count, run))
+                record(given.out, result)
+    with served(model, folder / "log", *options, RUNNING + 1) as server:
+        result["beside"] = beside(contest, server.port, clients)
     record(given.out, result)
 
 

@@ -26,6 +26,9 @@ class Logits(Protocol):
     """Logits [rows, vocab]: a row for each sequence's last valid token, or for its last `count` tokens, sequence by
     sequence."""
 
+    #: Whether a device may still compute them.
+    is_pending: bool
+
     def host(self) -> np.ndarray:
         """All of them, in float32."""
 
@@ -38,6 +41,8 @@ class Logits(Protocol):
 
 class HostLogits:
     """Logits in the host's memory."""
+
+    is_pending = False
 
     def __init__(self, values: np.ndarray) -> None:
         """`values` [rows, vocab], float32."""

@@ -71,6 +71,8 @@ class RanksRunner:
 class _RankLogits:
     """Logits of the last step, in the first rank's process."""
 
+    is_pending = False
+
     def __init__(self, ranks: Ranks, rows: Sequence[int] | None = None) -> None:
         """`rows`: only these; None: all."""
         self._ranks, self._rows = ranks, rows

@@ -18,6 +18,7 @@ class TorchLogits:
     def __init__(self, values: Tensor) -> None:
         """`values` [rows, vocab] of a floating-point type."""
         self._values = values
+        self.is_pending = values.is_cuda
 
     @classmethod
     def of_tokens(cls, values: Tensor, rows: np.ndarray) -> "TorchLogits":
@@ -28,7 +29,8 @@ class TorchLogits:
         return cls(values.flatten(0, 1))
 
     def rows(self, numbers: Sequence[int]) -> "TorchLogits":
-        return TorchLogits(self._values[torch.tensor(numbers, device=self._values.device)])
+        index = torch.tensor(numbers).to(self._values.device, non_blocking=True)  # the step may still run
+        return TorchLogits(self._values[index])
 
     def host(self) -> np.ndarray:
         found: np.ndarray = self._values.float().cpu().numpy()

@@ -164,12 +164,16 @@ class _EventStream(StreamingResponse):
 
 
 async def _events(running: Running, answer: Answer, n: int) -> AsyncIterator[str]:
+    events = ""
     try:
         async for piece in running.pieces():
             if (chunk := answer.add(*piece)) is not None:
-                yield _event(chunk)
+                events += _event(chunk)
+            if events and not running.has_pieces:  # those that have come go together
+                yield events
+                events = ""
     except ApiError as error:  # the status has gone already
-        yield _event(error.json())
+        yield events + _event(error.json())
         return
     if (last := answer.last_chunk(running.usage(n))) is not None:
         yield _event(last)

@@ -50,9 +50,9 @@ class Choice:
             self.is_complete = request.constraint.accept(token)
         return token
 
-    def emit(self, token: int, finish: Finish | None) -> None:
-        """Give the chosen token out."""
-        self._request.emit(Generated(token, finish, self._score))
+    def event(self, token: int, finish: Finish | None) -> Generated:
+        """The chosen token."""
+        return Generated(token, finish, self._score)
 
     def scores(self, logits: Logits, rows: Sequence[int], tokens: Sequence[int]) -> list[Score]:
         """The scores of `tokens`, each by its own row."""

@@ -1,6 +1,6 @@
 """How many tokens of a prompt a step takes beside sequences that wait for their next token."""
 
-# A step with a piece of a prompt may take so many times a step without.
+# A step with a piece of a prompt may take so many times a step without, and more so where more prompts than texts wait.
 _SLOWDOWN = 2.0
 # The share of each new time in the mean.
 _NEWEST = 0.2
@@ -26,9 +26,10 @@ class Pace:
             if wider in self._seconds:
                 self._seconds[wider] *= _FADES
 
-    def width(self, is_alone: bool) -> int:
-        """The widest step if no sequence waits for a token, else the widest within the bound."""
-        if is_alone:
+    def width(self, waiting: int, prompts: int) -> int:
+        """The widest step if no sequence waits for a token, else the widest within the bound. `waiting`: sequences that
+        wait for their next token; `prompts`: those that wait for their first."""
+        if not waiting:
             return self.widths[-1]
-        limit = _SLOWDOWN * self._seconds.get(1, 0.0)
+        limit = _SLOWDOWN * max(1.0, prompts / waiting) * self._seconds.get(1, 0.0)
         return max((width for width in self.widths if self._seconds.get(width, 0.0) <= limit), default=1)

@@ -20,7 +20,7 @@ from trt_nvfp4.builder.model.decoder_contract import LOGIT_TOKENS
 from trt_nvfp4.builder.serve.choice import Choice
 from trt_nvfp4.builder.serve.fair_queue import FairQueue
 from trt_nvfp4.builder.serve.pace import Pace
-from trt_nvfp4.builder.serve.request import Failed, PromptScored, Request
+from trt_nvfp4.builder.serve.request import Event, Failed, PromptScored, Request
 from trt_nvfp4.builder.serve.slots import Place, Slot, place
 
 # Tokens of a row in a step that no sequence waits for.
@@ -98,6 +98,7 @@ class Scheduler:
         self.capacity = min(decoder.capacity, decoder.recompute_length or decoder.capacity)
         self.slots = [Slot[_Running](row) for row in range(slots)]
         self.statistics = Statistics()
+        self._events: list[tuple[Request, Event]] = []
         self._pace = Pace(min(runner.longest_step, decoder.capacity, _WIDEST))
         self.drafting = Drafting(drafter)
         runner.start(slots)
@@ -136,11 +137,13 @@ class Scheduler:
         self._admit()
         fed = self._feed()
         if not fed:
+            self._deliver()
             return False
         begun = time.perf_counter()
         ids, past, new = self._arrays(fed)
         count = max(1, *(each.wanted for each in fed))
         logits = self._runner.step(ids, past, new, count)
+        self._deliver()  # those of the step before, while the device computes this one
         self.drafting.observe(past, new)
         greedy = [
             row
@@ -148,7 +151,10 @@ class Scheduler:
             if each.reaches_the_end and each.running.choice.is_greedy
             for row in self._rows(each, count)[-1 - len(each.draft) :]
         ]
-        likeliest = logits.rows(greedy).likeliest(1) if greedy else None
+        likeliest = None
+        if greedy:  # a device waits for the numbers of rows, and copies these
+            is_all = len(greedy) == len(self.slots) * count
+            likeliest = (logits if is_all else logits.rows(greedy)).likeliest(1)
         known = {} if likeliest is None else {
             row: int(token) if finite else None
             for row, token, finite in zip(greedy, likeliest.ids[:, 0], likeliest.finite, strict=True)
@@ -157,10 +163,22 @@ class Scheduler:
         self.statistics.steps += 1
         for each in fed:
             self._advance(each, logits, self._rows(each, count), known)
+        if not logits.is_pending:
+            self._deliver()
         return True
+
+    def _emit(self, request: Request, event: Event) -> None:
+        self._events.append((request, event))
+
+    def _deliver(self) -> None:
+        """Give the events out that have come since the last time."""
+        events, self._events = self._events, []
+        for request, event in events:
+            request.emit(event)
 
     def fail(self, why: Failed) -> None:
         """End all requests, those that wait too."""
+        self._deliver()
         for slot in self.slots:
             if slot.running is not None:
                 slot.running.request.emit(why)
@@ -181,7 +199,7 @@ class Scheduler:
             if request.deadline <= now or request.is_cancelled:
                 slot.running = None
         for request in late:
-            request.emit(Failed("deadline", "the request took longer than its deadline allows"))
+            self._emit(request, Failed("deadline", "the request took longer than its deadline allows"))
 
     def _admit(self) -> None:
         while any(slot.running is None for slot in self.slots) and (request := self._queue.take()) is not None:
@@ -212,7 +230,7 @@ class Scheduler:
         waits = [len(running.text) - len(slot.cached) == 1 for slot, running in active]
         # Padding, too, must lie within the caches.
         room = self.decoder.capacity - max(len(slot.cached) for slot, _ in active)
-        width = min(self._pace.width(is_alone=not any(waits)), room)
+        width = min(self._pace.width(sum(waits), len(waits) - sum(waits)), room)
         # A draft makes all rows wider: where few run, the step is still one pass over the weights.
         most = min(LOGIT_TOKENS // len(active), room, self._logit_tokens) - 1 if all(waits) else 0
         texts: list[Sequence[int]] = [slot.cached for slot in self.slots]
@@ -271,11 +289,11 @@ class Scheduler:
             if scored:
                 following = running.text[begin : begin + len(rows)]
                 scores = running.choice.scores(logits, rows[: len(following)], following)
-                running.request.emit(PromptScored(scores))
+                self._emit(running.request, PromptScored(scores))
             if len(slot.cached) == len(running.text):
                 self._generate(fed, logits, rows[-1 - len(fed.draft) :], known)
         except BuilderError as error:
-            running.request.emit(Failed("request" if isinstance(error, UsageError) else "model", str(error)))
+            self._emit(running.request, Failed("request" if isinstance(error, UsageError) else "model", str(error)))
             slot.running, slot.cached = None, []
             self._runner.clear_row(slot.row)  # masked NaN would be NaN in the next text, too
 
@@ -290,7 +308,7 @@ class Scheduler:
             was_drafted = draft[at : at + 1] == [token]
             accepted += was_drafted
             finish = self._finish(running, token)
-            running.choice.emit(token, finish)
+            self._emit(running.request, running.choice.event(token, finish))
             if finish is not None:
                 slot.running = None
             if finish is not None or not was_drafted:

@@ -3,7 +3,8 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -40,6 +41,28 @@ class Wanted:
     pictures: Sequence[Picture] = ()
 
 
+class Outbox:
+    """Events on their way from the decoder's thread to the event loop, which is woken once for all that have come: each
+    waking costs the decoder time."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[Callable[[Event], None], Event]] = deque()
+        self._is_woken = False
+
+    def put(self, loop: asyncio.AbstractEventLoop, take: Callable[[Event], None], event: Event) -> None:
+        """Let `take` have the event, in the loop."""
+        self._events.append((take, event))
+        if not self._is_woken and not loop.is_closed():
+            self._is_woken = True
+            loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_woken = False  # before the last look: what comes behind it wakes again
+        while self._events:
+            take, event = self._events.popleft()
+            take(event)
+
+
 class Service:
     """The engine, tokenizer and prompts that all requests share."""
 
@@ -50,6 +73,7 @@ class Service:
         self.engine, self.tokenizer, self.prompts, self.model = engine, tokenizer, prompts, model
         self._slots = slots
         self.metrics = Metrics(engine)
+        self.outbox = Outbox()
         self._ends = frozenset(engine.scheduler.decoder.eos_token_ids)
         self.token_text = lru_cache(maxsize=1 << 18)(self._token_text)
 
@@ -90,10 +114,10 @@ class Service:
                 request = Request(
                     prompt,
                     wanted.most_tokens,
-                    running.emitter(number, stream),
+                    running.emitter(number, stream, bool(body.stops)),
                     sampling,
                     frozenset() if body.ignore_eos else self._ends,
-                    _ends(stream),
+                    _ends(stream) if body.stops else None,
                     constraint,
                     number % body.n,
                     wanted.top_scores,
@@ -102,8 +126,8 @@ class Service:
                     deadline,
                     wanted.pictures,
                 )
-                self.engine.submit(request)
                 running.requests.append(request)
+                self.engine.submit(request)
         except BaseException:
             running.close()
             raise
@@ -118,18 +142,27 @@ class Running:
         self.requests: list[Request] = []
         self.generated_tokens = 0
         self.first_token_s: float | None = None
-        self._metrics = service.metrics
+        self._metrics, self._outbox = service.metrics, service.outbox
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
         self._times = [time.perf_counter()] * len(prompts)
 
-    def emitter(self, choice: int, stream: TextStream) -> Any:
-        """A function that takes the events of one choice, in the decoder's thread."""
+    def emitter(self, choice: int, stream: TextStream, has_stops: bool) -> Callable[[Event], None]:
+        """A function that takes the events of one choice, in the decoder's thread. Text is made in the event loop while
+        the decoder goes on, but where stop strings have been looked for in it."""
+
+        def take(event: Event, text: str | None = None) -> None:
+            if text is None and isinstance(event, Generated):
+                if event.id not in self.requests[choice].stop:
+                    stream.add(event.id)
+                text = stream.take(event.finish is not None)
+            self._pieces.put_nowait((choice, text or "", event))
 
         def emit(event: Event) -> None:
-            text = stream.take(event.finish is not None) if isinstance(event, Generated) else ""
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._pieces.put_nowait, (choice, text, event))
+            done = take
+            if has_stops and isinstance(event, Generated):
+                done = partial(take, text=stream.take(event.finish is not None))
+            self._outbox.put(self._loop, done, event)
 
         return emit
 
@@ -154,6 +187,11 @@ class Running:
                 self.generated_tokens += 1
                 left -= event.finish is not None
             yield number, text, event
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether the next piece is there already."""
+        return not self._pieces.empty()
 
     def close(self) -> None:
         """End what nobody waits for."""

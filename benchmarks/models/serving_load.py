@@ -1,17 +1,18 @@
 """Load and nonsense for a server: nothing may be lost, wrong, slow to others, or grow.
 
-    python tests/fuzz/server.py --seconds 600 --clients 64 --nonsense 10000 --seed 7
+    python -m benchmarks.models.serving_load --seconds 600 --clients 64 --nonsense 10000 --seed 7
 
 starts `trt-nvfp4 serve` on the trained Llama. Clients come at random, with prompts and answers of random lengths, and
-some go early; each greedy text is compared with that of a lone run. Then broken bodies follow. Prints what happened as
-JSON, and exits with 1 where something was wrong.
+some go early; each greedy text is compared with that of a lone run. Then broken bodies follow, images
+among them. Records what happened, and exits with 1 where something was wrong.
 """
 
 import argparse
 import asyncio
 import json
+import os
+import platform
 import random
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -22,20 +23,31 @@ import numpy as np
 import openai
 import psutil
 
+from benchmarks.harness import HERE, command, record
+from benchmarks.models.server import served
 from trt_nvfp4.builder.export.huggingface import export
 from trt_nvfp4.builder.generate import Generator
 from trt_nvfp4.builder.generate.tokenizer import Tokenizer
 from trt_nvfp4.builder.model.decoder_contract import CacheOptions
 from trt_nvfp4.common.replacing import scratch
 
-TESTS = Path(__file__).parents[1]
+TESTS = HERE.parent / "tests"
 MODEL = TESTS / "trained_models" / "llama"
 PROMPTS, LONGEST_TEXT, CAPACITY = 40, 40, 256
 # Of two tokens whose log probabilities differ by less, rounding decides.
 TIE = 1e-3
+
+
+def _seen(url: str) -> list[Any]:
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+
+
 VALUES: list[Any] = [
     *(None, True, 0, -1, 1e308, -1e-308, 1 << 70, "", "\x00", "\ud800", "a" * 5000, [], {}, [[]], [None], [1, "a"]),
     *({"type": "json_schema"}, {"type": "object", "pattern": "(a+)+$"}, [{"role": "user", "content": "a"}], [2**31]),
+    *map(
+        _seen, ("http://127.0.0.1/a.png", "data:image/png;base64,", "data:image/png;base64,iVBORw0KGgo=", "data:,a", "")
+    ),
 ]
 FIELDS = (
     *("prompt", "messages", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n", "stream", "logprobs"),
@@ -143,7 +155,9 @@ async def nonsense(port: int, count: int, random_: random.Random, seen: Counter[
     async def one(number: int) -> None:
         path = random_.choice(["/v1/completions", "/v1/chat/completions"])
         body = (
-            {"prompt": "a", "max_tokens": 2} if path == "/v1/completions" else {"messages": VALUES[-2], "max_tokens": 2}
+            {"prompt": "a", "max_tokens": 2}
+            if path == "/v1/completions"
+            else {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
         )
         body |= {random_.choice(FIELDS): random_.choice(VALUES) for _ in range(random_.randint(0, 3))}
         text = bytearray(json.dumps(body).encode())
@@ -192,26 +206,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("seconds", 600), ("clients", 64), ("nonsense", 10_000), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "models" / "serving_load.json")
     options = parser.parse_args()
     with scratch(None) as folder:
         model = export(MODEL, folder / "llama.onnx", "generate", CacheOptions(max_batch=8))
         prompts, log = Prompts(model, options.seed), folder / "log"
-        command = ["serve", str(model), "--tokenizer", str(MODEL), "--name", "llama", "--port", "0"]
-        with log.open("w") as file:
-            process = subprocess.Popen([sys.executable, "-m", "trt_nvfp4.builder.cli.umbrella", *command], stderr=file)
-        try:
-            while '"ready"' not in log.read_text() and process.poll() is None:
-                time.sleep(0.2)
-            line = next(line for line in log.read_text().splitlines() if '"ready"' in line)
-            port = int(json.loads(line)["address"].rpartition(":")[2])
-            memory = psutil.Process(process.pid).memory_info
-            found = asyncio.run(run(options, prompts, port, lambda: memory().rss >> 20))
-            process.terminate()
-            found["exit code"] = process.wait(60)
-        finally:
-            process.kill()
+        with served(model, log, "--tokenizer", MODEL, "--name", "llama") as server:
+            memory = psutil.Process(server.process.pid).memory_info
+            found = asyncio.run(run(options, prompts, server.port, lambda: memory().rss >> 20))
+            server.process.terminate()
+            found["exit code"] = server.process.wait(60)
         found["failures"] = [line for line in log.read_text().splitlines() if not line.startswith("{")][-30:]
     print(json.dumps(found, indent=2))
+    setting = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "command": command()}
+    record(options.out, {"environment": setting, **found})
     return int(bool(found["texts"]["wrong"] or found["statuses"]["500"] or found["exit code"]))
 
 
