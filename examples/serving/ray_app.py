@@ -1,9 +1,11 @@
 """Replicas of a server behind one address, by Ray Serve: `MODEL=/models/qwen.engine serve run ray_app:app`.
 
 Each replica is a `trt-nvfp4 serve` process on a GPU of its own; Ray starts another where one ends. A request that a
-replica was answering when it ended gets status 502, or the end of its stream; all others go to the other replicas.
+server was answering when it ended gets status 502, or the end of its stream. Until Ray sees that the server has ended,
+which takes seconds, its replica gives new requests back to Ray's proxy (PROXY), which finds another.
 """
 
+import asyncio
 import json
 import os
 import subprocess
@@ -15,6 +17,9 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ray import serve
 
 router = FastAPI()
+_PROXY = os.environ.get("PROXY", "http://127.0.0.1:8000")
+# A header with a letter for each time that a request was given back, how many there may be, and seconds before each.
+_GIVEN_BACK, _MOST, _PAUSE = "x-given-back", 40, 0.25
 
 
 @serve.deployment(
@@ -46,10 +51,20 @@ class Replica:
 
     @router.api_route("/{path:path}", methods=["GET", "POST"])
     async def hand_over(self, path: str, request: Request) -> Response:
-        headers = {name: value for name, value in request.headers.items() if name in ("authorization", "content-type")}
-        asked = self._client.build_request(request.method, f"/{path}", content=await request.body(), headers=headers)
+        names = ("authorization", "content-type", "x-request-timeout")
+        headers = {name: value for name, value in request.headers.items() if name in names}
+        body, times = await request.body(), request.headers.get(_GIVEN_BACK, "")
         try:
-            answer = await self._client.send(asked, stream=True)
+            try:
+                asked = self._client.build_request(request.method, f"/{path}", content=body, headers=headers)
+                answer = await self._client.send(asked, stream=True)
+            except httpx2.ConnectError:
+                if len(times) >= _MOST:
+                    raise
+                await asyncio.sleep(_PAUSE)
+                headers[_GIVEN_BACK] = f"{times}x"
+                asked = self._client.build_request(request.method, f"{_PROXY}/{path}", content=body, headers=headers)
+                answer = await self._client.send(asked, stream=True)
         except httpx2.HTTPError as error:
             failure = {
                 "message": f"the replica has ended: {error}",
