@@ -168,7 +168,11 @@ def test_a_heads_drafts_are_those_of_each_text_alone(rng: np.random.Generator, t
     asked = []
     for number in range(20):
         prompt = [*stem[: int(rng.integers(0, 21))], int(rng.integers(0, VOCAB))]
-        asked.append(server.ask(prompt, int(rng.integers(2, 8)), sampling=Sampling(number % 2, seed=number)))
+        asked.append(
+            server.ask(
+                prompt, int(rng.integers(2, 8)), sampling=Sampling(1.0, seed=number) if number % 2 else Sampling()
+            )
+        )
         for _ in range(int(rng.integers(0, 5))):
             server.scheduler.step()
     server.run()
