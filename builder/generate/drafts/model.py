@@ -43,7 +43,7 @@ class ModelDrafter(Drafter):
             raise UsageError(f"--draft {runner.name}: {wrong}")
         self.name, self._runner, self.takes_hidden = runner.name, runner, own.takes_hidden
         self._cached: list[int] = []
-        #: The hidden states of each text, by position, [hidden_size] each; None where they are cached, or are gone.
+        #: The hidden states of each text, by position, [hidden_size] each; None where they are gone.
         self._hidden: list[list[np.ndarray | None]] = []
 
     def start(self, batch: int) -> None:
@@ -79,8 +79,6 @@ class ModelDrafter(Drafter):
                 rows[number].append(token)
         # The model verifies the draft later: until then only the text counts as cached.
         self._cached = [min(cached, length) for cached, length in zip(self._cached, lengths, strict=True)]
-        for hidden, cached in zip(self._hidden, self._cached, strict=True):
-            hidden[:cached] = [None] * min(cached, len(hidden))  # they are needed no more
         return [row[length:] for row, length in zip(rows, lengths, strict=True)]
 
     def _advance(self, rows: Sequence[Sequence[int]], wanted: Collection[int]) -> dict[int, int]:
