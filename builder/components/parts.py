@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx
 import torch
+from safetensors.torch import save_file
 
 from trt_nvfp4.builder.components.manifest import Loop, Part, Port
 from trt_nvfp4.builder.errors import ModelFaultError
@@ -34,9 +35,14 @@ class TorchPart:
     loop: Loop | None = None
     #: Dimensions in `dynamic` that torch.export fixes are static, too.
     as_far_as_possible: bool = False
+    #: NVFP4 weights as they were published, in ModelOpt's layout by the names of the exported module.
+    packed: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def export(self, where: str, folder: Path) -> Part:
-        """Write `folder`/`name`.onnx; `where` is for messages. Raises ModelFaultError where torch.onnx cannot."""
+        """Write `folder`/`name`.onnx, and published weights beside it (`packed_of`); `where` is for messages.
+
+        Raises ModelFaultError where torch.onnx cannot.
+        """
         dims: dict[str, Any] = {}
         made = (lambda _: torch.export.Dim.AUTO) if self.as_far_as_possible else torch.export.Dim
         axes = [
@@ -53,6 +59,8 @@ class TorchPart:
                 ) from error
             destination = folder / f"{self.name}.onnx"
             save(program, self.module, self.outputs, {EXPORTED: where, **self.metadata}, destination)
+        if self.packed:
+            save_file(dict(self.packed), packed_of(folder, self.name))
         part = described(self.name, destination, self.loop)
         for name, named in self.dynamic.items():
             for axis, dim in named.items():
@@ -63,6 +71,11 @@ class TorchPart:
                         "example; give a Python file with parts whose code does not depend on it (model.py:components)"
                     )
         return part
+
+
+def packed_of(folder: Path, part: str) -> Path:
+    """Where the published NVFP4 weights of an exported part lie, if it has any."""
+    return folder / f"{part}.nvfp4.safetensors"
 
 
 class _Varied(torch.nn.Module):

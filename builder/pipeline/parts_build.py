@@ -14,7 +14,7 @@ from trt_nvfp4.builder.components.check import check_export, computed_by, cosine
 from trt_nvfp4.builder.components.devices.onnx_device import decoder_of_parts, model_of
 from trt_nvfp4.builder.components.diffusion.runs import PictureOptions
 from trt_nvfp4.builder.components.manifest import DIFFUSE, FILE, Manifest, Part
-from trt_nvfp4.builder.components.parts import described
+from trt_nvfp4.builder.components.parts import described, packed_of
 from trt_nvfp4.builder.components.policies.bundled import write_script
 from trt_nvfp4.builder.components.policies.processing import POLICY, Processing
 from trt_nvfp4.builder.components.policies.source import of_policy
@@ -92,6 +92,7 @@ def run(request: Request, progress: Progress | None = None) -> PartsReport:
             for part in manifest.parts:
                 one = _of_part(request, manifest, part, exported, folder / part.name, samples)
                 report.parts[part.name] = pipeline.run(one, Named(progress, part.name))
+                packed_of(exported, part.name).unlink(missing_ok=True)  # they are in what was built
                 if request.bundle is not None:  # which holds it
                     _remove_model(folder / f"{part.name}.rewritten.onnx")
                     report.parts[part.name].files.pop("rewritten model", None)
@@ -241,6 +242,9 @@ def _of_part(
         opt_shapes, max_shapes = {**largest, **opt_shapes}, {**largest, **max_shapes}
         if call["is_denoiser"]:
             of_denoisers = {"is_denoiser": True, "kinds": request.kinds or ALL_KINDS}
+    packed = packed_of(exported, part.name)
+    if packed.is_file() and request.precision in ("auto", "nvfp4"):
+        of_denoisers["packed_weights"] = packed
     known = manifest.settings.get("embeds")
     if known is not None and IDS in part.inputs:  # as many tokens as there are positions
         longest = int(known["longest"])

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from trt_nvfp4.builder.components.diffusion.quantized import is_nvfp4, load_nvfp4, plain_dtype
 from trt_nvfp4.builder.errors import ModelFaultError, UnavailableError, exit_code, first_line
 from trt_nvfp4.builder.export.checkpoints.stated_size import check_size
 from trt_nvfp4.builder.export.huggingface import check_weight_files, quiet
 from trt_nvfp4.builder.model.model_files import PIPELINE
+from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.json_text import read_json
 from trt_nvfp4.common.model_config import check_counts
 from trt_nvfp4.common.safetensors_files import SafetensorsFiles
@@ -94,6 +96,8 @@ def _loaded(folder: Path, cls: Any) -> Any:
         raise ModelFaultError(f"{folder}: holds no weights (*.safetensors); {_AGAIN}")
     check_weight_files(folder)
     check_size(folder, lambda config: _configured(folder, cls), config)
+    if cls.__module__.startswith("diffusers.") and is_nvfp4(_files(folder)):
+        return _named(folder, cls, lambda: load_nvfp4(folder, cls, config))
     module, info = _named(
         folder,
         cls,
@@ -112,7 +116,17 @@ def _empty(folder: Path, cls: Any) -> Any:
     with torch.device("meta"):
         module = _named(folder, cls, lambda: _configured(folder, cls))
     files = sorted(folder.glob("*.safetensors"))
+    if files and is_nvfp4(_files(folder)):
+        return module.eval().to(plain_dtype(_files(folder)))
     return module.eval().to(_dtype(files[0]) if files else torch.float32)
+
+
+def _files(folder: Path) -> SafetensorsFiles:
+    """Raises ModelFaultError for files that cannot be read."""
+    try:
+        return SafetensorsFiles(folder)
+    except CalibrationError as error:
+        raise ModelFaultError(str(error)) from error
 
 
 def _configured(folder: Path, cls: Any) -> Any:

@@ -13,6 +13,7 @@ from trt_nvfp4.builder.components.diffusion.adapters import merge_adapter
 from trt_nvfp4.builder.components.diffusion.calls import Call, Layout, filled, layout, leaves
 from trt_nvfp4.builder.components.diffusion.directory import open_pipeline
 from trt_nvfp4.builder.components.diffusion.modules import replace_modules
+from trt_nvfp4.builder.components.diffusion.quantized import held
 from trt_nvfp4.builder.components.diffusion.runs import (
     LONG,
     MIDDLE,
@@ -147,7 +148,9 @@ def _part(where: str, name: str, module: torch.nn.Module, method: str, calls: Se
         for tensor, shapes in _shapes(calls).items()
     }
     wrapped = _Method(module, method, example, outputs).eval()
-    return TorchPart(name, wrapped, example.inputs(), outputs, dynamic, as_far_as_possible=True)
+    # A part's module is wrapped twice.
+    packed = held(module, "module.module.")
+    return TorchPart(name, wrapped, example.inputs(), outputs, dynamic, as_far_as_possible=True, packed=packed)
 
 
 def _problems(calls: Sequence[Call]) -> Iterator[str]:

@@ -123,6 +123,11 @@ def without_weights(folder: Path) -> None:
         file.unlink()
 
 
+def half_a_file(folder: Path) -> None:
+    (file,) = (folder / "transformer").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
 def other_library(folder: Path) -> None:
     altered(folder, "model_index.json", lambda index: index.update(transformer=["my_code", "Network"]))
 
@@ -147,6 +152,7 @@ def z_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (without_folder, r"names transformer \(ZImageTransformer2DModel\), and its folder is missing"),
         (without_weights, r"transformer: holds no weights \(\*\.safetensors\)"),
+        (half_a_file, r"transformer/.*: not a safetensors file, or an incomplete one"),
         (other_library, r"transformer is \['my_code', 'Network'\], expected a class of diffusers or transformers"),
         (other_pipeline, r"names the pipeline 'os.system', which diffusers .* does not have"),
         (too_many_layers, r"config.json: ValueError: n_layers is 1000000000"),
