@@ -22,6 +22,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
         "kernels/quantize",
         "models/drafts",
         "models/serving",
+        "models/serving_load",
         "models/vla",
     ],
 )
