@@ -71,7 +71,7 @@ def load_denoiser(folder: PathLike, *, runner: RunnerName = "auto") -> Denoiser:
     if len(found) != 1:
         raise UsageError(f"{folder}: holds {len(found)} denoisers, expected one; use load")
     device = open_device(Path(folder), replace(manifest, parts=found), runner)
-    shapes = {name: port.shape for name, port in found[0].inputs.items()}
+    shapes = {name: tuple(port.shape) for name, port in found[0].inputs.items()}
     return Denoiser(shapes, partial(run_part, found[0], calls[found[0].name], device))
 
 

@@ -203,4 +203,5 @@ def rows_of_patches(frames: np.ndarray, patches: Patches) -> np.ndarray:
     size, merge = patches.size, patches.merge
     cut = frames.reshape(count, channels, height // size // merge, merge, size, width // size // merge, merge, size)
     rows = cut.transpose(2, 5, 3, 6, 1, 0, 4, 7)  # squares, patches in a square, channels, frames, a patch's pixels
-    return rows.reshape(-1, channels * count * size * size)
+    flat: np.ndarray = rows.reshape(-1, channels * count * size * size)
+    return flat

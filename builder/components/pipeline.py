@@ -121,7 +121,7 @@ class Pipeline:
         prompts: Prompt | Sequence[Prompt] = (),
         *,
         images: np.ndarray | Sequence[Image] | None = None,
-        video: np.ndarray | Video | None = None,
+        video: Video | None = None,
         fps: float = USUAL_RATE,
         sound: np.ndarray | None = None,
         start_tokens: Sequence[int] | None = None,
@@ -146,12 +146,11 @@ class Pipeline:
         runner = self._decoding()
         hears = bool(self.manifest.settings.get("hears"))
         runner.video = None
+        pixels = sound if hears else self._pixels(images)
         if video is not None:
             if images is not None or sound is not None:
                 raise UsageError("a video takes the place of images and sound; leave them out")
             pixels, runner.video = self._video(video, fps)
-        else:
-            pixels = sound if hears else self._pixels(images)
         texts = self._encoded(prompts, 0 if pixels is None else 1 if runner.video else len(pixels))
         begun = time.perf_counter()
         if "image" in self.manifest.settings:
@@ -260,7 +259,7 @@ class Pipeline:
             )
         return Preprocessing.of(settings["preprocessing"])
 
-    def _video(self, video: np.ndarray | Video, fps: float) -> tuple[np.ndarray, tuple[int, float]]:
+    def _video(self, video: Video, fps: float) -> tuple[np.ndarray, tuple[int, float]]:
         """Pixel values [moments, ...] of a video; how many there are, and how far apart in positions."""
         known = self.manifest.settings.get("video")
         if known is None:

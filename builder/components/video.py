@@ -11,7 +11,7 @@ from trt_nvfp4.builder.components.images import Image
 from trt_nvfp4.builder.errors import UnavailableError, UsageError
 
 #: A folder of frames, an animation, or frames.
-Video: TypeAlias = str | Path | Sequence[Image]
+Video: TypeAlias = str | Path | np.ndarray | Sequence[Image]
 #: Frames per second that the processors of vision-language models take.
 USUAL_RATE = 2.0
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")

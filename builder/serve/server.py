@@ -92,7 +92,7 @@ def _opened(options: ServeOptions, stack: ExitStack) -> SlotRunner:
 
 
 def _drafter(options: ServeOptions, runner: SlotRunner, stack: ExitStack) -> Drafter | None:
-    """As `generate` takes it; none for a model with recurrent states, and n-grams alone for one of parts."""
+    """As `generate` takes it; none for a model with recurrent states, and n-grams only for one of parts."""
     by_model = options.draft not in (None, NGRAM, NONE)
     if runner.decoder.states or (by_model and isinstance(runner, PictureSlots)):
         if by_model:

@@ -67,7 +67,7 @@ def _calling(
 def run_part(
     part: Part, setting: Mapping[str, Any], device: Device, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """What a part makes of the tensors that it takes, by name, in the types of the module that it stands for."""
+    """The outputs of a part for the tensors that it takes, by name, in the types of the module that it stands for."""
     where = next(iter(tensors.values())).device if tensors else torch.device("cpu")
     feeds = {
         name: device.put(f"{part.name}.{name}", _array(part, name, tensors.get(name)), port)

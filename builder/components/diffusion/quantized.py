@@ -32,7 +32,7 @@ PUBLISHED = "published_nvfp4"
 @dataclass(frozen=True)
 class PublishedNVFP4:
     """A weight: packed uint8 [N, K/2], low half first; E4M3 block scales [N, K/16]; and for each row the tensor's scale
-    and that of its input, float32 [N, 1], NaN where there is none."""
+    and that of its input, float32 [N, 1], NaN where the input has no scale."""
 
     packed: Tensor
     block_scales: Tensor
@@ -45,11 +45,11 @@ class PublishedNVFP4:
 
     def tensors(self, module: str) -> dict[str, Tensor] | None:
         """As ModelOpt writes them; None for rows with several scales."""
-        if len(self.scale.unique()) != 1:
+        if len(torch.unique(self.scale)) != 1:
             return None
         found = {".weight": self.packed, ".weight_scale": self.block_scales, _SCALE: self.scale[0, 0]}
-        # Without a scale of its own an input has none here either: no number stands for it.
-        if len(self.input_scale.unique()) == 1:
+        # An input without a scale of its own has none here either: no number stands for it.
+        if len(torch.unique(self.input_scale)) == 1:
             found[_INPUT] = self.input_scale[0, 0]
         return {module + end: tensor.contiguous() for end, tensor in found.items()}
 
@@ -60,7 +60,7 @@ def is_nvfp4(files: SafetensorsFiles) -> bool:
 
 
 def plain_dtype(files: SafetensorsFiles) -> torch.dtype:
-    """The type of most tensors that are no part of a quantized weight."""
+    """The type of most tensors that belong to no quantized weight."""
     modules = _modules(files)
     plain = Counter(files.dtype(name) for name in files if name.rpartition(".")[0] not in modules)
     return next((_DTYPES[name] for name, _ in plain.most_common() if name in _DTYPES), torch.bfloat16)
@@ -155,7 +155,7 @@ def _read(files: SafetensorsFiles, module: str) -> PublishedNVFP4:
 
 
 def _scalar(files: SafetensorsFiles, name: str) -> float | None:
-    """A positive, finite number; None for what is none."""
+    """A positive, finite number; None for anything else."""
     tensor = files.read(name)
     value = float(tensor.float()) if tensor.numel() == 1 else torch.nan
     return value if 0 < value < torch.inf else None
@@ -183,12 +183,12 @@ def _is_comfy(files: SafetensorsFiles, module: str) -> bool:
 def _renaming(
     cls: Any, wanted: Any, given: Mapping[str, Tensor], config: Mapping[str, Any]
 ) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
-    """What gives tensors diffusers' names."""
+    """The function that gives tensors diffusers' names."""
     from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 
     if given.keys() <= wanted or wanted <= given.keys():
         return lambda tensors: tensors
-    known = SINGLE_FILE_LOADABLE_CLASSES.get(cls.__name__)
+    known: Any = SINGLE_FILE_LOADABLE_CLASSES.get(cls.__name__)
     if known is None:
         return lambda tensors: tensors
     convert: Callable[..., dict[str, Tensor]] = known["checkpoint_mapping_fn"]

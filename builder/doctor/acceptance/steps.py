@@ -75,8 +75,8 @@ def steps(builds: bool) -> list[Step]:
         ]
     pair = Variant("two engines in one process", "mlp")
     # It runs the engines of the first two variants.
-    builds = [step for step in found if step.stage == "build"]
-    return [*found, Step(pair, "pair", "both equal ONNX Runtime", ("gpu", "tensorrt"), 180, builds[1])]
+    first_steps = [step for step in found if step.stage == "build"]
+    return [*found, Step(pair, "pair", "both equal ONNX Runtime", ("gpu", "tensorrt"), 180, first_steps[1])]
 
 
 @dataclass(frozen=True)

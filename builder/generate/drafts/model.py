@@ -88,7 +88,7 @@ class ModelDrafter(Drafter):
         while len(found) < len(wanted):
             pending = [number for number in wanted if number not in found]
             longest = max(len(rows[number]) - self._cached[number] for number in pending)
-            # Padding, too, must lie within the caches. Of a row that runs along it may overwrite the last tokens.
+            # Padding, too, must lie within the caches. It may overwrite the last tokens of a row that runs along.
             room = decoder.capacity - max(self._cached[number] for number in pending)
             width = min(longest, self._runner.longest_step, room)
             self._cached = [min(cached, decoder.capacity - width) for cached in self._cached]
