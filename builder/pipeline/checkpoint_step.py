@@ -22,7 +22,8 @@ def nvfp4_checkpoint(request: Request) -> NVFP4Checkpoint | None:
     Raises CalibrationError for files that cannot be read.
     """
     if request.packed_weights is not None:
-        return NVFP4Checkpoint(request.packed_weights)
+        # Of a part they are what its model was published with.
+        return NVFP4Checkpoint(request.packed_weights, of_model=request.is_part)
     if not is_model_directory(request.model) or not any(request.model.glob("*.safetensors")):
         return None
     changed = request.adapter.modules() if request.adapter is not None else ()

@@ -28,9 +28,9 @@ from trt_nvfp4.builder.model.model_files import is_pipeline, is_policy
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.request import Request, part_of
 from trt_nvfp4.builder.pipeline.request_checks import check_no_pipeline, check_parts
-from trt_nvfp4.builder.pipeline.whole_folder import rename_in_reports, whole_folder
 from trt_nvfp4.builder.report.parts_report import PartsReport
 from trt_nvfp4.builder.report.report import Report
+from trt_nvfp4.builder.report.whole_folder import rename_in_reports, whole_folder
 from trt_nvfp4.builder.terminal.progress import Named, Progress, Silent
 from trt_nvfp4.calibration.samples.samples import load_samples
 from trt_nvfp4.calibration.samples.text import read_prompts

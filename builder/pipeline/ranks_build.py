@@ -23,8 +23,8 @@ from trt_nvfp4.builder.parallel.whole_model import calibrate_ranks, share_magnit
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.request import Request, part_of, planned
 from trt_nvfp4.builder.pipeline.request_checks import check_parts, check_texts
-from trt_nvfp4.builder.pipeline.whole_folder import rename_in_reports, whole_folder
 from trt_nvfp4.builder.report.parts_report import PartsReport
+from trt_nvfp4.builder.report.whole_folder import rename_in_reports, whole_folder
 from trt_nvfp4.builder.terminal.progress import Named, Progress, Silent
 from trt_nvfp4.calibration.samples.python_loader import split_function
 from trt_nvfp4.calibration.samples.samples import input_specs, load_samples

@@ -56,7 +56,7 @@ def directory(tmp_path: Path) -> Path:
     """A Hugging Face directory that no export succeeds for, so that reaching it shows as the model's fault."""
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"model_type": "none"}')
     return folder
 
 
@@ -125,7 +125,7 @@ def test_an_export_replaces_exports_alone(directory: Path, gated_mlps: Path) -> 
     earlier = onnx.load(gated_mlps)
     earlier.metadata_props.add(key=onnx_file.EXPORTED, value="model")
     onnx.save(earlier, gated_mlps)
-    refusal(directory, "config.json: no model_type", code=errors.MODEL_AT_FAULT, output=output)
+    refusal(directory, "transformers cannot load this model", code=errors.MODEL_AT_FAULT, output=output)
 
 
 @pytest.mark.parametrize("option", ["output", "timing_cache"])

@@ -302,7 +302,7 @@ def test_a_text_whose_logits_are_no_numbers_leaves_the_others_be(tiny: TinyDecod
     server.run()
     assert [event.reason for event in (*wrong, *scored) if isinstance(event, Failed)] == ["model"] * 2
     assert len(wrong) == len(scored) == 1
-    assert len(ids(right)) == 5
+    assert len(ids(right)) == 5 or 7 in ids(right)
     after = [server.ask([1, token], 5)[1] for token in (3, 4, 5, 6)]
     server.run()
     assert all(len(ids(events)) == 5 or 7 in ids(events) for events in after)
