@@ -22,7 +22,7 @@ def nvfp4_checkpoint(request: Request) -> NVFP4Checkpoint | None:
     Raises CalibrationError for files that cannot be read.
     """
     if request.packed_weights is not None:
-        # Of a part they are what its model was published with.
+        # A part was published with them.
         return NVFP4Checkpoint(request.packed_weights, of_model=request.is_part)
     if not is_model_directory(request.model) or not any(request.model.glob("*.safetensors")):
         return None
