@@ -146,10 +146,10 @@ class Pipeline:
         runner = self._decoding()
         hears = bool(self.manifest.settings.get("hears"))
         runner.video = None
+        if video is not None and (images is not None or sound is not None):
+            raise UsageError("a video takes the place of images and sound; leave them out")
         pixels = sound if hears else self._pixels(images)
         if video is not None:
-            if images is not None or sound is not None:
-                raise UsageError("a video takes the place of images and sound; leave them out")
             pixels, runner.video = self._video(video, fps)
         texts = self._encoded(prompts, 0 if pixels is None else 1 if runner.video else len(pixels))
         begun = time.perf_counter()

@@ -126,7 +126,9 @@ class TextStream:
 
     def _show(self, text: str) -> None:
         before = self._tokenizer.decode(self._ids[self._start : self._shown])
-        self._start, self._shown = self._shown, len(self._ids)
+        if len(text) > len(before):  # a token without a text, such as a special one, tells nothing of spaces
+            self._start = self._shown
+        self._shown = len(self._ids)
         self._held += text[len(before) :]
         if places := [place for stop in self._stop if (place := self._held.find(stop)) >= 0]:
             self._held, self.is_stopped = self._held[: min(places)], True
