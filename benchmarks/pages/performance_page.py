@@ -69,8 +69,8 @@ LINEAR_ATTENTION = """## Linear attention
 `LinearAttention` in bfloat16 with float32 states in place, against flash-linear-attention 0.6 (Triton) in the same run:
 gated delta with 32 heads of 128, and the gated rule with 64 heads of 64 over states of 128, as Mamba2 has them. The
 share of bandwidth counts the state read and written once, and inputs and outputs. No state is in L2. Errors are
-of the output, against float64. The barriers of the kernel for long prompts changed twice after this run: behind the first
-change a shorter run found the same times within 1%, behind the second none was made."""
+of the output, against float64. The barriers of the kernel for long prompts changed twice after this run: behind
+the first change a shorter run found the same times within 1%, behind the second none was made."""
 
 DECODER = """## A whole decode step
 
