@@ -108,8 +108,8 @@ class PartsRunner:
 
     def _positions(self, places: np.ndarray, past: np.ndarray, new: np.ndarray) -> np.ndarray:
         """[3, batch, new]: time, height and width. A text token has one number for all three; an image's tokens have
-        those of their place, and what follows an image continues behind its longer side, what is generated behind a
-        video's end."""
+        those of their place, and what follows an image continues behind its longer side, as in transformers' generate
+        also where a video's positions in time reach further."""
         height, width = (size // int(self._settings["merge"]) for size in self._settings["image"]["grid"][1:])
         count, apart = self.video or (1, 0.0)
         grid = np.indices((count, height, width)).reshape(3, -1)
@@ -122,8 +122,6 @@ class PartsRunner:
                 found[:, row, at - past[row]] = behind[at] + (0 if place < 0 else grid[:, place])
                 if place < 0 or place == grid.shape[1] - 1:
                     behind[at + 1] += 1 if place < 0 else max(height, width)
-            if self.video is not None and past[row] == 0:  # as transformers' generate does
-                behind[new[row]] = found[:, row, : new[row]].max() + 1
             found[:, row, new[row] :] = behind[past[row] + new[row]] - 1
         return found
 

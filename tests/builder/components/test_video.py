@@ -82,9 +82,7 @@ def expected(model: Any, ids: list[int], frames: list[np.ndarray], fps: float, c
     return tokens_found
 
 
-# TRT_NVFP4_TEST_SEED=1315443282: other tokens behind the first of qwen2_5_vl, where two logits lie within 1 % of their
-# spread; not explained yet.
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CLASSES])
 def test_tokens_of_a_video(name: str, tmp_path: Path, rng: np.random.Generator, seed: int) -> None:
     """Of seven frames, which are four moments, so far apart that time passes the height and the width."""
