@@ -143,8 +143,8 @@ def test_images_of_data_urls(monkeypatch: pytest.MonkeyPatch, rng: np.random.Gen
         assert "an image cannot be read" in str(prompts._seen(wrong))
 
 
-# A random model may generate the mark of an image: the pipeline puts a feature there, and the server, as transformers,
-# the mark's own embedding (TRT_NVFP4_TEST_SEED=1315443282).
+# A random model may generate the mark of an image (TRT_NVFP4_TEST_SEED=1315443282). The pipeline puts a feature there,
+# the server zeros, and transformers the mark's own embedding.
 @pytest.mark.nightly
 def test_a_chat_with_an_image_over_http(tmp_path: Path, seed: int, rng: np.random.Generator) -> None:
     """By OpenAI's client; the text is the pipeline's, of the same file."""
