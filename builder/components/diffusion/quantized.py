@@ -81,7 +81,8 @@ def load_nvfp4(folder: Path, cls: Any, config: Mapping[str, Any]) -> torch.nn.Mo
     wanted = module.state_dict().keys()
     dtype = plain_dtype(files)
     renamed = _renaming(cls, wanted, {**plain, **{f"{name}.weight": w.packed for name, w in published.items()}}, config)
-    state = renamed({**plain, **{f"{name}.weight": weight.values() for name, weight in published.items()}})
+    # In the module's type at once: float32 values of a large denoiser would take twice its memory.
+    state = renamed({**plain, **{f"{name}.weight": weight.values().to(dtype) for name, weight in published.items()}})
     found: dict[str, Any] = {}
     for part in ("packed", "block_scales", "scale", "input_scale"):
         found[part] = renamed({**plain, **{f"{name}.weight": getattr(w, part) for name, w in published.items()}})
