@@ -16,6 +16,7 @@ import PIL.Image
 import transformers
 
 from trt_nvfp4.builder.cli import generate
+from trt_nvfp4.builder.components.decoding import PartsRunner
 from trt_nvfp4.builder.components.directory import of_directory
 from trt_nvfp4.builder.components.manifest import Manifest
 from trt_nvfp4.builder.components.pipeline import Pipeline
@@ -82,11 +83,33 @@ def expected(model: Any, ids: list[int], frames: list[np.ndarray], fps: float, c
     return tokens_found
 
 
+def positions_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Lists that get the positions of each step from now on, of transformers' model and of the parts: tokens of a small
+    random model agree with wrong ones, too."""
+    theirs: list[np.ndarray] = []
+    ours: list[np.ndarray] = []
+    whole = PartsRunner._positions
+
+    def found(*arguments: Any) -> np.ndarray:
+        ours.append(whole(*arguments))
+        return ours[-1]
+
+    def seen(module: Any, arguments: Any, options: dict[str, Any]) -> None:
+        theirs.append(options["position_ids"][-3:].numpy())
+
+    monkeypatch.setattr(PartsRunner, "_positions", found)
+    model.model.language_model.register_forward_pre_hook(seen, with_kwargs=True)
+    return theirs, ours
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*CLASSES])
-def test_tokens_of_a_video(name: str, tmp_path: Path, rng: np.random.Generator, seed: int) -> None:
+def test_tokens_of_a_video(
+    name: str, tmp_path: Path, rng: np.random.Generator, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of seven frames, which are four moments, so far apart that time passes the height and the width."""
     model = made(name, tmp_path, seed)
+    theirs, ours = positions_of(model, monkeypatch)
     frames = [pixels(rng, *SIZE) for _ in range(7)]
     (tmp_path / "frames").mkdir()
     for number, frame in enumerate(frames):
@@ -95,10 +118,13 @@ def test_tokens_of_a_video(name: str, tmp_path: Path, rng: np.random.Generator, 
     text = [1, 7, *[IMAGE - 1] * features, 8, 9]
     with Pipeline(tmp_path / "parts") as pipeline:
         for fps in (1.5, 24):
+            theirs.clear()
             wanted = expected(model, text, frames, fps, 6)
             for video in (tmp_path / "frames", frames, patches(frames).numpy().reshape(4, 24, -1)):
                 for prompt in ([1, 7, IMAGE - 1, 8, 9], [1, 7, *[IMAGE] * features, 8, 9]):
+                    ours.clear()
                     found = pipeline.generate([prompt], video=video, fps=fps, max_new_tokens=6, stop=())
+                    assert all(np.array_equal(*pair) for pair in zip(ours, theirs, strict=True))
                     assert list(found.generations[0].token_ids) == wanted
         again = pipeline.generate([[1, IMAGE, 7]], images=[frames[0]], max_new_tokens=2, stop=())
         assert len(again.generations[0].prompt_ids) == 8
