@@ -64,7 +64,7 @@ def shown(name: str, timing: Timing) -> str:
 
 
 def command() -> str:
-    """What started this run, but for where its record goes and its models lie."""
+    """The command of this run, without the paths of its record and its models."""
     module = sys.modules["__main__"].__spec__
     words = " ".join(["python", *(["-m", module.name] if module else sys.argv[:1]), *sys.argv[1:]])
     return re.sub(r" --(out|models)[ =]\S+", "", words)

@@ -90,7 +90,7 @@ def fla_call(kind: Kind, calls: Sequence[list[torch.Tensor]], decode: bool) -> C
 
 
 def error_of(host: PluginHost, kind: Kind, batch: int, tokens: int) -> dict[str, float]:
-    """Of output and state, at most 4 heads of which float64 checks."""
+    """Relative errors of output and state against float64, over 4 heads."""
     tensors = random_inputs((kind[0], 4, *kind[2:]), batch, tokens)
     few = attributes((kind[0], 4, *kind[2:]))
     with host.session(OP, tensors, few) as session:

@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def cpu() -> str:
-    """What Linux calls this machine's processor."""
+    """The name of this machine's processor in /proc/cpuinfo."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 

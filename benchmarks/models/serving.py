@@ -45,7 +45,7 @@ def words(folder: Path, vocabulary: int) -> Path:
 
 
 class Contest:
-    """What all contestants continue: `rounds` of prompts for each number of clients."""
+    """The prompts that all contestants continue: `rounds` of them for each number of clients."""
 
     def __init__(self, capacity: int, vocabulary: int, rounds: int) -> None:
         self.prompt, self.new, self.rounds = capacity // 2, capacity // 8, rounds

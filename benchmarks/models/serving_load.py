@@ -34,7 +34,7 @@ from trt_nvfp4.common.replacing import scratch
 TESTS = HERE.parent / "tests"
 MODEL = TESTS / "trained_models" / "llama"
 PROMPTS, LONGEST_TEXT, CAPACITY = 40, 40, 256
-# Of two tokens whose log probabilities differ by less, rounding decides.
+# Rounding decides between two tokens whose log probabilities differ by less.
 TIE = 1e-3
 
 

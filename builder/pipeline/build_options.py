@@ -35,7 +35,7 @@ SHAPES = "Shapes and caches"
 WHERE = "Where to put it"
 CHECK = "How to check it"
 
-# What leaves options without effect.
+# Options that leave others without effect.
 PLAN = "plan"
 PLAN_WITHOUT_REQUIRE = "plan without require"
 REWRITTEN = "rewritten model"

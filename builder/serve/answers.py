@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ class _Choice:
             self.finish = _FINISH[event.finish]
 
 
-class Answer:
+class Answer(ABC):
     """The answer to one request; pieces come in by `add`."""
 
     #: The object names of a whole answer and of a chunk, and the prefix of an answer's number.
@@ -74,11 +75,13 @@ class Answer:
         head = {"id": self._id, "object": kind, "created": self._created, "model": self._model}
         return {**head, "choices": choices, **more}
 
+    @abstractmethod
     def _chunk(self, number: int, text: str, event: Generated) -> dict[str, Any] | None:
-        raise NotImplementedError
+        """The choice in the chunk of a stream for a token; None for no chunk."""
 
+    @abstractmethod
     def _entry(self, number: int, choice: _Choice) -> dict[str, Any]:
-        raise NotImplementedError
+        """The choice in the whole answer."""
 
 
 class CompletionAnswer(Answer):

@@ -17,7 +17,7 @@ class ProgressLines:
     took so far and, where its steps are counted, how long the rest takes at that speed."""
 
     def __init__(self) -> None:
-        # What runs meanwhile may put something else in the place of sys.stderr.
+        # Code that runs meanwhile may replace sys.stderr.
         self._console = SafeConsole(file=sys.stderr)
         self._stage: str | None = None
         self._begun, self._done, self._total, self._detail = 0.0, 0, 0, ""

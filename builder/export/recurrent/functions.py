@@ -92,7 +92,7 @@ def gated_delta(cache: StepCache) -> Callable[..., tuple[torch.Tensor, torch.Ten
         use_qk_l2norm_in_kernel: bool = False,
         **_: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of [batch, tokens, heads, dim] each; `g`, the decay, per head or per channel of keys."""
+        """Takes tensors of [batch, tokens, heads, dim]; `g`, the decay, is per head or per channel of keys."""
         query, key = query.float(), key.float()
         if use_qk_l2norm_in_kernel:
             query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
