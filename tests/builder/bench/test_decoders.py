@@ -89,7 +89,8 @@ def test_runners_take_turns_and_are_timed_at_every_length(model: Path) -> None:
 
 
 def test_a_prediction_at_stated_acceptance(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "160")  # so that no cell of the table is wrapped
+    for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):  # in a pipe, no cell of a table is wrapped
+        monkeypatch.delenv(name, raising=False)
     out = tmp_path / "r.bench.json"
     ran = invoked(
         app, [model, "--target", "rtx-blackwell", "--mode", "roofline", "--accepted", 2.5, "--lengths", 32, "-o", out]
