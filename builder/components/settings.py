@@ -5,8 +5,9 @@ Imports only Python's library: the device reads manifests, too.
 
 from __future__ import annotations
 
+import keyword
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 _shown = reprlib.repr
@@ -55,10 +56,28 @@ def call_problems(calls: Any, parts: Mapping[str, Mapping[str, Sequence[int | st
             yield f"the method of {part} is {_shown(call.get('method'))}, expected {' or '.join(METHODS)}"
         elif type(call.get("is_denoiser")) is not bool:
             yield f"is_denoiser of {part} is {_shown(call.get('is_denoiser'))}, expected true or false"
-        elif not set(call["types"].values()) <= set(TYPES):
+        elif not all(found in TYPES for found in call["types"].values()):
             yield f"the types of {part} are {_shown(call['types'])}, expected some of {', '.join(TYPES)}"
+        elif not _is_layout(call.get("result"), call["types"]):
+            yield f"the result of {part} is {_shown(call.get('result'))}, expected some of {', '.join(call['types'])}"
         else:
             yield from _shape_problems(part, call["shapes"], parts[part])
+
+
+def _is_layout(result: Any, names: Collection[str]) -> bool:
+    """Whether nested lists and fields of a result hold tensors of these names, or nothing."""
+    pending = [result]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            if not all(name.isidentifier() and not keyword.iskeyword(name) for name in value):
+                return False
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
+        elif value is not None and value not in list(names):
+            return False
+    return True
 
 
 def _shape_problems(part: str, called: Any, shapes: Mapping[str, Sequence[int | str]]) -> Iterator[str]:

@@ -138,7 +138,8 @@ def _folders() -> Iterator[Check]:
 
 def _folder(name: str, folder: Path, variable: str, holds_libraries: bool) -> Check:
     """A folder that files are written to; `variable` names another one."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    # os.path.exists is False, too, where this user may not look.
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     elsewhere = f"set {variable} to a folder of another file system"
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         return Check(name, "missing", f"{folder} is not writable", f"set {variable} to a writable folder")

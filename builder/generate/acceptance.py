@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from trt_nvfp4.common.npz import read_npz
 from trt_nvfp4.common.replacing import replacing
 
 from ..errors import (
@@ -65,8 +66,8 @@ def compare(runner: Runner, file: Path) -> dict[str, float]:
     """How `runner` agrees with what `record` wrote: mean KL divergence in nats and share of equal likeliest tokens.
     Raises VerificationError beyond the limits."""
     try:
-        with np.load(file, allow_pickle=False) as recorded:
-            ids, expected = recorded["ids"], recorded["logits"].astype(np.float64)
+        recorded = read_npz(file)
+        ids, expected = recorded["ids"], recorded["logits"].astype(np.float64)
         texts = [[int(token) for token in row if token >= 0] for row in ids]
     except (OSError, ValueError, KeyError) as error:
         raise ModelFaultError(f"{file}: not a recorded reference ({error}); copy the bundle again") from error

@@ -15,6 +15,7 @@ from trt_nvfp4.calibration.samples import python_loader, text
 from trt_nvfp4.common.cache_names import is_past, is_state
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.json_text import check_memory, check_ordinary
+from trt_nvfp4.common.npz import read_npz
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.plugins.ops.definition import shapes_fit
 
@@ -199,13 +200,8 @@ def _empty_caches(specs: Mapping[str, InputSpec]) -> dict[str, np.ndarray]:
 
 def _npz(file: Path) -> Sample:
     try:
-        check_ordinary(file)
-        # A small file may hold an array of zeros of any size.
-        with zipfile.ZipFile(file) as archive:
-            check_memory(_COPIES * sum(entry.file_size for entry in archive.infolist()))
-        with np.load(file, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except Exception as error:  # NumPy's, zipfile's and zlib's, for what is empty, cut off or another kind of file
+        return read_npz(file, _COPIES)
+    except (OSError, ValueError) as error:
         raise CalibrationError(f"{file}: not a readable .npz file: {error}") from error
 
 

@@ -36,8 +36,10 @@ def read_bytes(path: Path) -> bytes:
 
 def check_memory(size: int) -> None:
     """Raises ValueError where `size` bytes are more than this process may still take."""
-    import psutil  # bundles carry this module, and devices need not have it
-
+    try:
+        import psutil
+    except ImportError:  # bundles carry this module, and devices need not have it
+        return
     free = psutil.virtual_memory().available
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:

@@ -51,7 +51,7 @@ def _diffusers(directory: Path) -> Any:
         return importlib.import_module("diffusers")
     except ImportError as error:
         raise UnavailableError(
-            f"{directory}: a diffusers pipeline needs diffusers: pip install trt-nvfp4[diffusion] ({error})"
+            f"{directory}: a diffusers pipeline needs diffusers: pip install 'trt-nvfp4[diffusion]' ({error})"
         ) from error
 
 

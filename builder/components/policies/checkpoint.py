@@ -28,6 +28,7 @@ _KNOWN = (
     *("rename_observations_processor", "to_batch_processor", "device_processor", "tokenizer_processor"),
     *(*_NEWLINES, _STATE_IN_TEXT, *_NORMALIZING, *_RELATIVE),
 )
+_AGAIN = "download the whole checkpoint again"
 # Normalization to [-1, 1]: the statistics at both ends.
 _ENDS = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
 # Options of a configuration that change the network's inputs or outputs in a way that is not described here.
@@ -50,8 +51,10 @@ def processing_of(directory: Path) -> Processing:
             )
     try:
         return _processing(directory, config)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise _fault(directory, f"its configuration and processor files cannot be read ({error!r})") from error
+    except KeyError as error:
+        raise _fault(directory, f"its configuration, processor files or statistics lack {error}; {_AGAIN}") from error
+    except (OSError, ValueError, TypeError, AttributeError, IndexError) as error:
+        raise ModelFaultError(f"{_unread(directory)} ({error!r})") from error
 
 
 def _config(directory: Path) -> Mapping[str, Any]:
@@ -94,7 +97,7 @@ def _processing(directory: Path, config: Mapping[str, Any]) -> Processing:
     found = Processing(
         config["type"], features, action, names, config["n_obs_steps"], config["n_action_steps"], text or None, rename
     )
-    return Processing.of(found.json())
+    return Processing.of(found.json(), _unread(directory))
 
 
 def _steps(directory: Path, name: str) -> Iterator[tuple[str, Mapping[str, Any], str | None]]:
@@ -176,6 +179,10 @@ def _shape(feature: Mapping[str, Any]) -> list[int]:
     if not 1 <= math.prod(shape) <= 1 << 28:
         raise ValueError(f"a feature has the shape {shape}")
     return shape
+
+
+def _unread(directory: Path) -> str:
+    return f"{directory}: its configuration and processor files cannot be read; {_AGAIN}"
 
 
 def _fault(file: Path, what: str) -> ModelFaultError:

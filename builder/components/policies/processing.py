@@ -149,8 +149,9 @@ class Processing:
         return asdict(self)
 
     @classmethod
-    def of(cls, found: Any) -> Processing:
-        """From JSON. Raises ModelFaultError for anything else, since anybody may have written it."""
+    def of(cls, found: Any, where: str = "components.json: its policy cannot be read; build it again") -> Processing:
+        """From JSON. Raises ModelFaultError for anything else, since anybody may have written it; its message begins
+        with `where`."""
         try:
             text = found["text"]
             made = cls(
@@ -165,8 +166,10 @@ class Processing:
             )
             if len(made.action.shape) != 1 or len(made.joints) != made.action.shape[0]:
                 raise ValueError(f"{len(made.joints)} joints, and actions of {list(made.action.shape)}")
+            if any(0 in feature.scale for feature in made.features.values()):
+                raise ValueError("an observation is divided by 0")
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-            raise ModelFaultError(f"components.json: its policy cannot be read ({error!r}); build it again") from error
+            raise ModelFaultError(f"{where} ({error!r})") from error
         return made
 
 

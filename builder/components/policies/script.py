@@ -25,6 +25,7 @@ from trt_nvfp4.builder.components.policies.policy import Policy
 from trt_nvfp4.builder.errors import ModelFaultError, UsageError, exit_code, message, printable
 from trt_nvfp4.builder.generate.tokenizer import Tokenizer
 from trt_nvfp4.builder.model.decoder_contract import TOKENIZER
+from trt_nvfp4.common.npz import read_npz
 
 
 def main(folder: Path) -> int:
@@ -79,10 +80,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _observation(file: Path, arguments: argparse.Namespace) -> Mapping[str, Any]:
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            found: dict[str, Any] = dict(arrays)
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{file}: cannot be read as an .npz file ({error})") from error
+        found: dict[str, Any] = {**read_npz(file)}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file}: not a readable .npz file ({error}); write it with numpy.savez") from error
     if arguments.task_ids is not None:
         try:
             found["task"] = [int(token) for token in arguments.task_ids.split(",")]

@@ -2,7 +2,7 @@
 vocabulary of its own; as SpecForge, vLLM and SGLang publish them."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from trt_nvfp4.builder.errors import ModelFaultError, first_line
 from trt_nvfp4.builder.export.checkpoints.directory import held_tensors
-from trt_nvfp4.builder.export.draft_heads.head import Head, HiddenStates
+from trt_nvfp4.builder.export.draft_heads.head import Head, HiddenStates, assign
 from trt_nvfp4.common.model_config import check_counts, read_config
 
 #: Layers of the target that a head reads.
@@ -161,15 +161,23 @@ def load_eagle(directory: Path, target: Any) -> EagleHead:
     embedding = target.get_input_embeddings().weight
     state = {name: torch.nn.Parameter(tensor.to(embedding.dtype), False) for name, tensor in tensors.items()}
     state.setdefault("model.model.embed_tokens.weight", embedding)
-    _assign(directory, head, state)
-    size = head.model.lm_head.out_features
-    targets = torch.arange(size) + (mapping if mapping is not None else 0)
-    if targets.shape != (size,) or targets.min() < 0 or targets.max() >= text.vocab_size:
-        raise ModelFaultError(
-            f"{directory}: d2t must map {size} tokens to the model's {text.vocab_size}; download the head again"
-        )
-    head.model.lm_head.take_targets(targets)
+    assign(_wrong(directory), head, state)
+    if mapping is not None:
+        head.model.lm_head.take_targets(_targets(directory, mapping, head.model.lm_head))
     return head.eval()
+
+
+def _targets(directory: Path, mapping: torch.Tensor, vocabulary: DraftVocabulary) -> torch.Tensor:
+    """The target's token of each of the head's, of which d2t has the distances."""
+    own = torch.arange(vocabulary.out_features)
+    if mapping.shape == own.shape and not mapping.dtype.is_floating_point:
+        targets = own + mapping
+        if targets.min() >= 0 and targets.max() < vocabulary.vocabulary:
+            return targets
+    raise ModelFaultError(
+        f"--draft {directory}: d2t is {mapping.dtype} {list(mapping.shape)}; it must map {len(own)} tokens to the "
+        f"model's {vocabulary.vocabulary}: download the head again"
+    )
 
 
 def _tensors(directory: Path) -> dict[str, torch.Tensor]:
@@ -189,15 +197,3 @@ def _tensors(directory: Path) -> dict[str, torch.Tensor]:
 
 def _wrong(directory: Path) -> str:
     return f"--draft {directory}: not an EAGLE-3 head as its config.json says"
-
-
-def _assign(directory: Path, head: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Raises ModelFaultError where names or shapes differ from the head's."""
-    shapes = {name: list(tensor.shape) for name, tensor in head.state_dict().items()}
-    given = {name: list(tensor.shape) for name, tensor in state.items()}
-    if wrong := sorted(name for name in {**shapes, **given} if shapes.get(name) != given.get(name)):
-        raise ModelFaultError(
-            f"{_wrong(directory)}: {wrong[0]} is {given.get(wrong[0], 'missing')}, expected "
-            f"{shapes.get(wrong[0], 'none')}"
-        )
-    head.load_state_dict(dict(state), assign=True)

@@ -1,12 +1,14 @@
 """A head that drafts, and the hidden states that it reads."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+
+from trt_nvfp4.builder.errors import ModelFaultError
 
 
 class Head(torch.nn.Module, ABC):
@@ -37,6 +39,17 @@ class Head(torch.nn.Module, ABC):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("model"), name)
+
+
+def assign(wrong: str, head: Head, state: Mapping[str, torch.Tensor], prefix: str = "") -> None:
+    """Give the head its tensors, all but those whose names begin with a `prefix`. Raises ModelFaultError, which says
+    what is `wrong`, where names or shapes differ from the head's."""
+    own = {name: tensor for name, tensor in head.state_dict().items() if not prefix or not name.startswith(prefix)}
+    shapes, given = ({name: list(tensor.shape) for name, tensor in each.items()} for each in (own, state))
+    if differing := sorted(name for name in {**shapes, **given} if shapes.get(name) != given.get(name)):
+        name = differing[0]
+        raise ModelFaultError(f"{wrong}: {name} is {given.get(name, 'missing')}, expected {shapes.get(name, 'none')}")
+    head.load_state_dict(dict(state), strict=not prefix, assign=True)
 
 
 class HiddenStates(torch.nn.Module):

@@ -13,7 +13,7 @@ import torch
 from trt_nvfp4.builder.errors import ModelFaultError, UsageError, first_line
 from trt_nvfp4.builder.export.checkpoints.directory import held_tensors
 from trt_nvfp4.builder.export.deferred import read_small
-from trt_nvfp4.builder.export.draft_heads.head import Head, HiddenStates, last_hidden_states
+from trt_nvfp4.builder.export.draft_heads.head import Head, HiddenStates, assign, last_hidden_states
 from trt_nvfp4.builder.export.loading import class_of_text, prepare
 
 
@@ -121,7 +121,7 @@ def load_mtp(directory: Path, target: Any) -> MTPHead:
     model.generation_config = target.generation_config
     head = MTPHead(model, layout.hidden_first)
     parameters = {name: torch.nn.Parameter(state[key][...].to(target.dtype), False) for name, key in own.items()}
-    head.load_state_dict(parameters, strict=False, assign=True)
+    assign(f"{directory}: its layer for drafts does not fit the model", head, parameters, prefix="model.")
     read_small(head)
     return head.eval()
 

@@ -10,7 +10,7 @@ import pytest
 from command_lines import invoked
 from rich.console import Console
 
-from trt_nvfp4.builder.components.manifest import FILE, Flow, Loop, Manifest, Part, Port
+from trt_nvfp4.builder.components.manifest import DIFFUSE, FILE, Flow, Loop, Manifest, Part, Port
 from trt_nvfp4.builder.components.pipeline import Pipeline
 from trt_nvfp4.builder.components.prompts import with_features
 from trt_nvfp4.builder.errors import USAGE, BuilderError, ModelFaultError, UsageError
@@ -129,6 +129,36 @@ def test_parts_that_do_not_fit(changed: dict[str, Any], message: str, tmp_path: 
     with pytest.raises(ModelFaultError, match=message) as failure:
         Manifest.load(tmp_path)
     assert str(tmp_path / FILE) in str(failure.value)
+
+
+CALL = {
+    "method": "decode",
+    "is_denoiser": False,
+    "constants": {},
+    "result": {"sample": "out.0", "rest": [None]},
+    "types": {"out.0": "float16"},
+    "shapes": {"x": [[1, 4], [2, 4]]},
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"method": ["decode"]}, r"the method of first is \['decode'\], expected forward or decode"),
+        ({"types": {"out.0": ["float16"]}}, "the types of first are .* expected some of float32"),
+        ({"result": ["out.1"]}, r"the result of first is \['out.1'\], expected some of out.0"),
+        ({"result": [[{"sample": 3}]]}, "the result of first is .* expected some of out.0"),
+        ({"result": {"class": "out.0"}}, "the result of first is .* expected some of out.0"),
+        ({"shapes": {"x": [[1, 4]]}}, "the shapes of first's input x are .* expected the smallest and the largest"),
+    ],
+)
+def test_calls_of_a_pipeline(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    manifest = Manifest(DIFFUSE, [FIRST], (), {"calls": {"first": CALL}})
+    manifest.save(tmp_path)
+    assert Manifest.load(tmp_path).settings["calls"]["first"] == CALL
+    replace(manifest, settings={"calls": {"first": CALL | changed}}).save(tmp_path)
+    with pytest.raises(ModelFaultError, match=message):
+        Manifest.load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Each check says what is missing on a machine, and the command that mends it."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +88,21 @@ def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert "TRT_NVFP4_CACHE" in full[1].fix
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRT_NVFP4_CACHE", str(tmp_path / "file"))
+    assert "not writable" in list(machine._folders())[1].found
+
+
+def test_a_folder_that_this_user_may_not_see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir()
+    stat = os.stat
+
+    def refusing(path: Any, *arguments: Any, **named: Any) -> os.stat_result:
+        if not isinstance(path, int) and Path(path).parent == tmp_path / "locked":
+            raise PermissionError(13, "Permission denied", path)
+        return stat(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    monkeypatch.setattr(os, "access", lambda folder, mode: Path(folder) != tmp_path / "locked")
+    monkeypatch.setenv("TRT_NVFP4_CACHE", str(tmp_path / "locked" / "cache"))
     assert "not writable" in list(machine._folders())[1].found
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from trt_nvfp4.builder.components.policies.library import load_policy
 from trt_nvfp4.builder.components.policies.policy import Policy
 from trt_nvfp4.builder.components.policies.source import of_policy
 from trt_nvfp4.builder.components.policies.taken_apart import NOISE, STEP_NOISE
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError, UsageError
 from trt_nvfp4.builder.pipeline import parts_build
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.targets import find_target
@@ -155,6 +156,20 @@ def _another_robot(directory: Path) -> None:
     )
 
 
+def _infinite(directory: Path) -> None:
+    statistics = load_file(directory / "pre.safetensors")
+    save_file(
+        {**statistics, "observation.state.mean": torch.full((small.JOINTS,), torch.inf)}, directory / "pre.safetensors"
+    )
+
+
+def _constant(directory: Path) -> None:
+    """A joint that never moved, and nothing that keeps its deviation from 0."""
+    statistics = load_file(directory / "pre.safetensors")
+    save_file({**statistics, "observation.state.std": torch.zeros(small.JOINTS)}, directory / "pre.safetensors")
+    _json("policy_preprocessor.json", lambda c: c["steps"][1]["config"].update(eps=0))(directory)
+
+
 FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "type": (
         _json("config.json", lambda c: c.update(type="vqbet")),
@@ -176,7 +191,13 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
         _json("config.json", lambda c: c["input_features"].pop(small.WRIST)),
         r"it normalizes observation.images.wrist, which config.json does not list",
     ),
-    "broken": (_json("config.json", lambda c: c.update(n_action_steps=-1)), r"cannot be read"),
+    "broken": (
+        _json("config.json", lambda c: c.update(n_action_steps=-1)),
+        r"policy: its configuration and processor files cannot be read; download .*a size is -1",
+    ),
+    "entry": (_json("config.json", lambda c: c.pop("n_obs_steps")), r"statistics lack 'n_obs_steps'; download"),
+    "statistic": (_infinite, r"policy: .* cannot be read; download .*expected to be finite"),
+    "division": (_constant, r"policy: .* cannot be read; download .*divided by 0"),
     "joints": (_json("config.json", lambda c: c.update(adapt_to_pi_aloha=True)), r"adapt_to_pi_aloha is not supported"),
 }
 
@@ -229,6 +250,17 @@ def test_observations_that_do_not_fit(
     with pytest.raises(BuilderError, match=message) as failure:
         processing.prepared(observation)
     assert failure.value.exit_code == USAGE
+
+
+def test_observations_in_other_files(tmp_path: Path) -> None:
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    np.savez(tmp_path / "whole.npz", state=np.zeros(300))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:400])
+    given = Namespace(task_ids=None, task="go")
+    assert script._observation(tmp_path / "whole.npz", given).keys() == {"state", "task"}
+    for name in ("one.npy", "cut.npz", "none.npz"):
+        with pytest.raises(UsageError, match=f"{name}: not a readable .npz file"):
+            script._observation(tmp_path / name, given)
 
 
 def test_the_state_in_the_text(tmp_path: Path) -> None:

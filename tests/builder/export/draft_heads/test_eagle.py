@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from draft_heads import CAPACITY, VOCABULARY, WIDTH, llama, stepped, write_eagle
+from safetensors.torch import save_file
 
 from trt_nvfp4.builder.errors import ModelFaultError
 from trt_nvfp4.builder.export.huggingface import export, export_head
@@ -87,4 +88,21 @@ def test_heads_that_do_not_fit(changed: dict[str, Any], says: str, tmp_path: Pat
     model = llama(tmp_path / "model")
     write_eagle(model, tmp_path / "head", **changed)
     with pytest.raises(ModelFaultError, match=says):
+        export_head(tmp_path / "model", tmp_path / "t.onnx", CacheOptions(CAPACITY, draft=str(tmp_path / "head")))
+
+
+@pytest.mark.parametrize(
+    "d2t",
+    [
+        torch.zeros(VOCABULARY // 2 - 1, dtype=torch.int64),
+        torch.zeros(VOCABULARY // 2),
+        torch.full((VOCABULARY // 2,), VOCABULARY),
+        torch.full((VOCABULARY // 2,), -1),
+    ],
+    ids=["shorter", "float", "beyond", "negative"],
+)
+def test_vocabularies_that_do_not_fit(d2t: torch.Tensor, tmp_path: Path) -> None:
+    state = write_eagle(llama(tmp_path / "model"), tmp_path / "head")
+    save_file({**state, "d2t": d2t}, tmp_path / "head" / "model.safetensors")
+    with pytest.raises(ModelFaultError, match=r"head: d2t is .*; it must map 48 tokens to the model's 96"):
         export_head(tmp_path / "model", tmp_path / "t.onnx", CacheOptions(CAPACITY, draft=str(tmp_path / "head")))

@@ -85,6 +85,15 @@ def test_checkpoints_without_a_head_that_fits(tmp_path: Path) -> None:
     save_file({key: tensor for key, tensor in state.items() if key != name}, file, {"format": "pt"})
     with pytest.raises(ModelFaultError, match=r"not like the model's last one \(.*up_proj.*\)"):
         export_head(tmp_path, tmp_path / "t.onnx", options)
+    for changed, says in (
+        ({"input_proj": torch.ones(WIDTH, WIDTH)}, r"projection.weight is \[64, 64\], expected \[64, 128\]"),
+        ({"token_layernorm": None}, r"embedding_norm.weight is missing, expected \[64\]"),
+    ):
+        ((part, tensor),) = changed.items()
+        own = {**state, f"model.mtp_layers.0.{part}.weight": tensor}
+        save_file({key: each for key, each in own.items() if each is not None}, file, {"format": "pt"})
+        with pytest.raises(ModelFaultError, match=f"its layer for drafts does not fit the model: {says}"):
+            export_head(tmp_path, tmp_path / "t.onnx", options)
     save_file({key: tensor for key, tensor in state.items() if "mtp" not in key}, file, {"format": "pt"})
     with pytest.raises(UsageError, match=r"--draft auto: .* has no layers that predict further tokens"):
         export_head(tmp_path, tmp_path / "t.onnx", options)
