@@ -36,7 +36,7 @@ class Vision(torch.nn.Module):
         self.model, self.example = model, example
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (_stacked(self.model.get_image_features(pixel_values=pixels).pooler_output),)
+        return (_stacked(_features(self.model, pixel_values=pixels)),)
 
     def original(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
         """The images as the model's own forward takes them."""
@@ -94,8 +94,8 @@ class TiledVision(Vision):
         self.size = self_size
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = self.model.get_image_features(pixel_values=pixels[None], image_sizes=[self.size])
-        return (found.pooler_output[0][None],)
+        found = _features(self.model, pixel_values=pixels[None], image_sizes=[self.size])
+        return (found[0][None],)
 
     def original(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
         return {PIXELS: pixels[None], "image_sizes": torch.tensor([self.size])}
@@ -119,8 +119,8 @@ class SizedVision(Vision):
         self.size = (size.height, size.width)
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = self.model.get_image_features(pixel_values=pixels[None], image_sizes=[self.size])
-        return (_stacked(found.pooler_output),)
+        found = _features(self.model, pixel_values=pixels[None], image_sizes=[self.size])
+        return (_stacked(found),)
 
     def original(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
         return {PIXELS: pixels[None], "image_sizes": torch.tensor([self.size])}
@@ -366,6 +366,11 @@ def vision_of(directory: Path, model: Any, size: ImageSize | None) -> Vision:
         return PooledVision(model, size)
     if vision.model_type == "pixtral":
         return SizedVision(model, size)
+    if not _encoders(model):
+        raise ModelFaultError(
+            f"{directory}: {type(model).__name__} has no function that gives the features of images "
+            "(get_image_features); give a Python file with its parts (model.py:components)"
+        )
     tiled = hasattr(model.config, "image_grid_pinpoints")
     if not tiled and (further := _further_inputs(model)):
         raise ModelFaultError(
@@ -387,20 +392,30 @@ def vision_of(directory: Path, model: Any, size: ImageSize | None) -> Vision:
     if model.config.model_type in ("idefics3", "smolvlm"):
         return IdeficsVision(model, pixels)
     with torch.no_grad():
-        features = model.get_image_features(pixel_values=pixels).pooler_output
+        features = _features(model, pixel_values=pixels)
     return Vision(model, pixels) if isinstance(features, torch.Tensor) else LoneVision(model, pixels[0])
+
+
+def _encoders(model: Any) -> list[Callable[..., Any]]:
+    """The functions from pixels to features: that of the whole model, which may hand all on, and that of its inside."""
+    return [part.get_image_features for part in (model, model.model) if hasattr(part, "get_image_features")]
+
+
+def _features(model: Any, **inputs: Any) -> Any:
+    return _encoders(model)[0](**inputs).pooler_output
 
 
 def _further_inputs(model: Any) -> list[str]:
     """Inputs of the model's encoder of images beside pixels: those it requires, and sizes of images."""
-    parameters = inspect.signature(getattr(model, "get_image_features", model.forward)).parameters
-    return [
+    parameters = [entry for encoder in _encoders(model) for entry in inspect.signature(encoder).parameters.items()]
+    found = [
         name
-        for name, parameter in parameters.items()
+        for name, parameter in parameters
         if name.endswith("grid_thw")
         or (parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty)
         if name != PIXELS
     ]
+    return list(dict.fromkeys(found))
 
 
 def _checked(size: ImageSize, patch: int, merge: int) -> ImageSize:

@@ -52,6 +52,11 @@ def check_kind(directory: Path, model: Any, fixed: FixedSizes = UNFIXED) -> None
             f"{named} generates with an encoder and a decoder, which are engines of their own; export each of them "
             "with torch.onnx.export and give the ONNX files one by one"
         )
+    if getattr(model.config, "is_encoder_decoder", False) and _asks_for_more(model, fixed):
+        raise ModelFaultError(
+            f"{named} is an encoder and a decoder without a head, and does not run on {takes[0]} alone; name the class "
+            f"with the head in config.json's architectures{_class_with_head(model)}, or the encoder's class"
+        )
     if fixed.image is not None and takes != [PIXELS]:
         raise UsageError(f"--set image-size: {named} takes {takes[0]} and no images; leave it out")
     if takes == ["input_features"] and _of_config(model, *_BINS) is None:
@@ -63,6 +68,31 @@ def check_kind(directory: Path, model: Any, fixed: FixedSizes = UNFIXED) -> None
             f"{directory / 'config.json'}: states no image_size, of its own or in a vision_config or backbone_config; "
             "add --set image-size=HxW with the height and width of the images"
         )
+
+
+def _asks_for_more(model: Any, fixed: FixedSizes) -> bool:
+    """Whether the model's code refuses to run on its main input alone; tried on a copy without weights."""
+    import torch
+
+    with torch.device("meta"), torch.no_grad():
+        bare = type(model)(model.config)
+        try:
+            name, shape = next(iter(input_shapes(bare, fixed).items()))
+            bare(**{name: _example(bare, name, list(map(_size, shape)))})
+        except ValueError:  # what its code raises
+            return True
+        except Exception:  # what tensors without values do not serve
+            return False
+    return False
+
+
+def _class_with_head(model: Any) -> str:
+    """Of the class that generates with the same configuration: a comma and its name."""
+    from transformers.models.auto import modeling_auto as auto
+
+    mappings = (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES)
+    found = next((names[kind] for names in mappings if (kind := model.config.model_type) in names), None)
+    return f", {found}" if found else ""
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

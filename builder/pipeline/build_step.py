@@ -21,7 +21,9 @@ from trt_nvfp4.builder.records.bundle import REFERENCE
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.builder.tensorrt import build_process as engine
 from trt_nvfp4.builder.tensorrt import bundle, triton
+from trt_nvfp4.builder.tensorrt.build_script import choose_module
 from trt_nvfp4.builder.tensorrt.kernels import kernels_of
+from trt_nvfp4.builder.tensorrt.preflight import check_operators
 from trt_nvfp4.builder.terminal.progress import Progress
 from trt_nvfp4.common.replacing import made_folder, replacing, scratch
 from trt_nvfp4.graph_passes.planning.plan import Plan
@@ -33,6 +35,8 @@ from trt_nvfp4.plugins.compile.toolchain import ToolchainError
 def build(run: Run, rewritten: Model) -> None:
     """Builds the engine of the rewritten model, or writes the bundle."""
     request, report, model = run.request, run.report, rewritten.path
+    if choose_module(request.target.modules, request.target.compute_capability) == "tensorrt_rtx":
+        check_operators(request.model, rewritten.proto)
     planned = bundle.planned_nodes(run.plan, rewritten)
     profiles = with_stacked_caches(run.profiles, rewritten.decoder)
     with report.timed("compile"):

@@ -10,7 +10,7 @@ import onnx
 
 from trt_nvfp4.builder.errors import ModelFaultError
 from trt_nvfp4.builder.tensorrt.network_checks import AttentionNode
-from trt_nvfp4.graph_passes.load.normalize import is_gelu_of_onnxruntime
+from trt_nvfp4.graph_passes.load.normalize import all_nodes, is_gelu_of_onnxruntime
 from trt_nvfp4.graph_passes.load.skip_norms import is_skip_norm
 
 _ONNX = ("", "ai.onnx")
@@ -30,6 +30,21 @@ _IN_FLOAT = (
     "TensorRT does not have ONNX's integer operators; give the model in float, or with QuantizeLinear and "
     "DequantizeLinear nodes (ONNX Runtime's QuantFormat.QDQ)"
 )
+# By its `OnnxParser.supports_operator`; those that ONNX spells out by others may be served so.
+_LACKING = {
+    *("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Col2Im", "ConcatFromSequence", "CumProd"),
+    *("DFT", "DeformConv", "Det", "MaxRoiPool", "MaxUnpool", "MelWeightMatrix", "Multinomial", "SequenceAt"),
+    *("SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "SplitToSequence"),
+}
+_OTHERWISE = (
+    "TensorRT-RTX does not have this operator; let the model's code compute it with others, and export it again"
+)
+# NonZero is parsed, and its plugin is missing.
+_COUNTING = {"Compress", "NonZero", "Unique"}
+_BY_VALUES = (
+    "how many results this has depends on values, as in x[mask], which TensorRT-RTX does not build; choose values with "
+    "torch.where in the model's code, and export it again"
+)
 _PAST_KEY, _PAST_VALUE, _LENGTHS, _MASK = 4, 5, 6, 3
 _CACHE_TYPES = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 # What leaves the order of tokens as it is, between a cache and the attention that reads it.
@@ -41,6 +56,14 @@ def check_readable(path: Path, model: onnx.ModelProto) -> None:
     problem = next(_problems(model), None)
     if problem is not None:
         raise ModelFaultError(f"{path}: {problem}")
+
+
+def check_operators(path: Path, model: onnx.ModelProto) -> None:
+    """Raises ModelFaultError with the first node of what TensorRT-RTX is to read that it has no operator for."""
+    for node in all_nodes(model.graph.node):
+        if node.domain in _ONNX and node.op_type in _LACKING | _COUNTING:
+            problem = _BY_VALUES if node.op_type in _COUNTING else _OTHERWISE
+            raise ModelFaultError(f"{path}: node {node.name or node.output[0]!r} ({node.op_type}): {problem}")
 
 
 def attentions(model: onnx.ModelProto) -> dict[str, AttentionNode]:

@@ -193,14 +193,20 @@ def test_an_image_that_fills_the_cache(tmp_path: Path, seed: int) -> None:
             lambda _self, pixel_values, spatial_shapes, image_grid_thw=None: pixel_values,
             "takes spatial_shapes and image_grid_thw beside images",
         ),
+        (
+            "model.get_image_features",
+            lambda _self, pixel_values, target_sizes: pixel_values,
+            "encoder of Llava.* takes target_sizes beside images",
+        ),
     ],
-    ids=["mask", "further inputs"],
+    ids=["mask", "further inputs", "further inputs of the inside"],
 )
 def test_models_of_another_kind(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, name: str, replaced: Any, message: str
 ) -> None:
     model = saved("llava", tmp_path / "m", seed)
-    monkeypatch.setattr(type(model), name, replaced, raising=False)
+    part = model.model if name.startswith("model.") else model
+    monkeypatch.setattr(type(part), name.removeprefix("model."), replaced, raising=False)
     with pytest.raises(ModelFaultError, match=message):
         of_directory(tmp_path / "m", CacheOptions(64), None)
 

@@ -218,6 +218,24 @@ def problems(
 
 
 @pytest.mark.parametrize(
+    ("op", "message"), [("NonZero", "depends on values, as in"), ("BitShift", "does not have"), ("Add", "")]
+)
+def test_what_no_engine_of_tensorrt_rtx_holds(op: str, message: str) -> None:
+    """Wherever it stands, and only ONNX's own: an operator of this name in another domain is a plugin's."""
+    body = helper.make_graph(
+        [helper.make_node(op, ["q"], ["z"], name="n")], "body", [], [helper.make_empty_tensor_value_info("z")]
+    )
+    branch = helper.make_node("If", ["c"], ["y"], name="if", then_branch=body, else_branch=body)
+    for node in (helper.make_node(op, ["q"], ["y"], name="n"), branch):
+        if not message:
+            preflight.check_operators(Path("m.onnx"), model([node], QUERY, "y"))
+            continue
+        with pytest.raises(ModelFaultError, match=rf"m\.onnx: node 'n' \({op}\): .*{message}.*export it again"):
+            preflight.check_operators(Path("m.onnx"), model([node], QUERY, "y"))
+    preflight.check_operators(Path("m.onnx"), model([helper.make_node(op, ["q"], ["y"], domain="mine")], QUERY, "y"))
+
+
+@pytest.mark.parametrize(
     ("domain", "op", "message"),
     [
         ("com.microsoft", "GroupQueryAttention", "ONNX Runtime's attention; convert the decoder with --cache inplace"),
