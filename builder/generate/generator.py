@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import UsageError
 from .drafts.drafter import DraftStatistics
 from .drafts.drafting import Drafting
-from .drafts.open import open_drafter
+from .drafts.open import check_draft, open_drafter
 from .loop import Finish, Token, generate_ids
 from .open import RunnerName, opened, tokenizer_folder
 from .sampling import Sampling
@@ -89,6 +89,7 @@ class Generator:
         runner: RunnerName = "auto",
         draft: str | Path | None = None,
     ) -> None:
+        check_draft(draft)
         self._made = ExitStack()
         try:
             self._runner, _ = opened(Path(path), self._made, None if manifest is None else Path(manifest), runner)

@@ -25,11 +25,11 @@ _LONGEST_MESSAGE = 500
 
 
 def read_keys(file: Path) -> list[str]:
-    """The keys in a file, one a line. Raises UsageError for a file without one."""
+    """The keys in a file, one a line. Raises UsageError for a file without one, and for one that cannot be read."""
     try:
         keys = [line.strip() for line in read_text(file).splitlines() if line.strip()]
-    except ValueError as error:
-        raise UsageError(f"--api-key-file {file}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--api-key-file {file}: {getattr(error, 'strerror', None) or error}") from error
     if not keys or not all(key.isascii() for key in keys):
         raise UsageError(f"--api-key-file {file}: expected keys in ASCII, one a line")
     return keys

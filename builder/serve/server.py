@@ -13,7 +13,7 @@ from trt_nvfp4.builder.components.manifest import FILE
 from trt_nvfp4.builder.components.picture_slots import PictureSlots
 from trt_nvfp4.builder.errors import UnavailableError, UsageError
 from trt_nvfp4.builder.generate.drafts.drafter import Drafter
-from trt_nvfp4.builder.generate.drafts.open import NGRAM, NONE, open_drafter
+from trt_nvfp4.builder.generate.drafts.open import NGRAM, NONE, check_draft, open_drafter
 from trt_nvfp4.builder.generate.open import opened, tokenizer_folder
 from trt_nvfp4.builder.generate.runner import SlotRunner
 from trt_nvfp4.builder.generate.tokenizer import Tokenizer
@@ -45,6 +45,7 @@ def serve(options: ServeOptions) -> None:
     """
     if Launched.found() is not None:
         raise UsageError("a server starts the processes of a model's ranks itself: leave torchrun or mpirun out")
+    check_draft(options.draft)
     keys = [] if options.api_key_file is None else read_keys(options.api_key_file)
     tokenizer = Tokenizer(options.tokenizer or tokenizer_folder(options.model))
     sys.setswitchinterval(_SWITCH)

@@ -42,6 +42,12 @@ def drafter_beside(model: Path) -> Path | None:
     return beside if beside.is_file() else None
 
 
+def check_draft(draft: str | Path | None) -> None:
+    """Raise UsageError for a drafter that is not there, before a model is opened."""
+    if draft is not None and str(draft) not in (NONE, NGRAM) and not Path(draft).exists():
+        raise UsageError(f"--draft {draft}: no such file or folder; give {NGRAM}, {NONE}, a head or a small model")
+
+
 def open_drafter(
     draft: str | Path | None, path: Path, tokenizer: Path, model: Runner, made: ExitStack, runner: RunnerName
 ) -> Drafter | None:
@@ -57,8 +63,6 @@ def open_drafter(
         return None
     if str(draft) == NGRAM:
         return NgramDrafter()
-    if not Path(draft).exists():
-        raise UsageError(f"--draft {draft}: no such file or folder; give {NGRAM}, {NONE}, a head or a small model")
     from ..open import opened, tokenizer_folder
 
     small, _ = opened(Path(draft), made, runner=runner)
