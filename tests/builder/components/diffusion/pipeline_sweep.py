@@ -2,8 +2,8 @@
 
     python -m tests.builder.components.diffusion.pipeline_sweep [--out RECORD.json] [FAMILY ...]
 
-Each family is built in BF16 and in NVFP4, calibrated on two prompts; its engines are verified, and the pipeline makes
-a picture of another prompt and seed with the rewritten parts in ONNX Runtime, compared with diffusers' in float32.
+Each family is rewritten in BF16, and built in NVFP4, calibrated on two prompts; its engines are verified. The rewritten
+parts in ONNX Runtime make a picture of another prompt and seed, compared with diffusers' in float32.
 RECORD.json keeps what earlier runs found. Not a test: it takes minutes for a family.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import trt_nvfp4.diffusers
-from benchmarks.harness import HERE, command, record
+from benchmarks.harness import HERE, record
 from tests.builder.components.diffusion.pipelines import FAMILIES, saved
 from tests.builder.components.diffusion.test_pipelines import picture
 from trt_nvfp4.builder.components.diffusion.directory import open_pipeline
@@ -27,6 +27,8 @@ from trt_nvfp4.common.metrics import cosine, psnr
 
 #: What the names of layers within blocks hold; Z-Image's are called layers and refiners.
 BLOCKS = ("block", "layers.", "refiner.")
+#: Families are recorded one by one.
+COMMAND = "python -m tests.builder.components.diffusion.pipeline_sweep"
 PROMPTS = "a red chair\nrain over the sea\n"
 
 
@@ -39,14 +41,14 @@ def weights(entry: Any) -> int:
     return int(middle * ((1 + (entry["kind"] == "gated_mlp")) * shapes["in_features"] + shapes["out_features"]))
 
 
-def built(name: str, model: Path, folder: Path, **options: Any) -> dict[str, Any]:
+def built(name: str, model: Path, **options: Any) -> dict[str, Any]:
     """The build's report, shortened, and the pipeline's picture by its parts."""
     _, size, arguments = FAMILIES[name]
     target = find_target("rtx-blackwell")
-    request = Request(model, target, folder, image_size=size, pipeline_arguments=arguments, **options)
+    request = Request(model, target, image_size=size, pipeline_arguments=arguments, accuracy_samples=0, **options)
     report = parts_build.run(request)
     expected = picture(open_pipeline(model), name)
-    found = picture(trt_nvfp4.diffusers.load(model, folder, runner="onnxruntime"), name)
+    found = picture(trt_nvfp4.diffusers.load(model, request.base, runner="onnxruntime"), name)
     part = next(part for key, part in report.parts.items() if key in ("transformer", "unet"))
     of_blocks = [entry for entry in part.subgraphs if any(name in entry["name"] for name in BLOCKS)]
     total = sum(map(weights, of_blocks))
@@ -74,11 +76,11 @@ def main() -> None:
             (folder / "prompts.txt").write_text(PROMPTS)
             saved(name, folder / name)
             found[name] = {
-                "bf16": built(name, folder / name, folder / "bf16", precision="bf16"),
-                "nvfp4": built(name, folder / name, folder / "nvfp4", calib_data=folder / "prompts.txt"),
+                "bf16": built(name, folder / name, bundle=folder / "bf16", precision="bf16"),
+                "nvfp4": built(name, folder / name, output=folder / "nvfp4", calib_data=folder / "prompts.txt"),
             }
         print(name, json.dumps(found[name]), flush=True)
-        record(arguments.out, {"environment": {"command": command(), **versions}, "families": found})
+        record(arguments.out, {"environment": {"command": COMMAND, **versions}, "families": found})
 
 
 if __name__ == "__main__":
