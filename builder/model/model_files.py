@@ -94,6 +94,11 @@ def check_config(directory: Path) -> None:
         )
     if not isinstance(config, dict) or "model_type" not in config:
         raise ModelFaultError(f"{directory / 'config.json'}: no model_type, so not a transformers model")
+    if is_eagle(directory):
+        raise ModelFaultError(
+            f"{directory}: holds an EAGLE-3 head, which drafts for another model; build it with that: build-engine "
+            f"MODEL --draft {directory}"
+        )
 
 
 def check_model_file(path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trt_nvfp4.common.json_text import read_json
 
 from ...errors import ModelFaultError, UsageError
-from ...model.model_files import ENGINES
+from ...model.model_files import ENGINES, is_eagle
 from ...records.bundle import DRAFT, MANIFEST, named_file
 from .drafter import Drafter
 from .model import ModelDrafter
@@ -43,9 +43,16 @@ def drafter_beside(model: Path) -> Path | None:
 
 
 def check_draft(draft: str | Path | None) -> None:
-    """Raise UsageError for a drafter that is not there, before a model is opened."""
-    if draft is not None and str(draft) not in (NONE, NGRAM) and not Path(draft).exists():
+    """Raise UsageError for a drafter that is not there, or not built yet, before a model is opened."""
+    if draft is None or str(draft) in (NONE, NGRAM):
+        return
+    if not Path(draft).exists():
         raise UsageError(f"--draft {draft}: no such file or folder; give {NGRAM}, {NONE}, a head or a small model")
+    if is_eagle(Path(draft)):
+        raise UsageError(
+            f"--draft {draft}: an EAGLE-3 head is built with its model (build-engine MODEL --draft {draft}); then it "
+            "is found beside the engine"
+        )
 
 
 def open_drafter(

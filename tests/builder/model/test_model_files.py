@@ -88,6 +88,7 @@ sys.exit(f"{ran.exit_code} {ran.output}")
         ("{}", "no model_type"),
         ('{"model_type": "llama", "num_hidden_layers": 1000000}', "num_hidden_layers is 1000000"),
         ('{"_diffusers_version": "0.1"}', "one module of a diffusers pipeline"),
+        ('{"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]}', "build-engine MODEL --draft"),
     ],
 )
 def test_a_configuration_before_slow_imports(tmp_path: Path, command: str, config: str, words: str) -> None:

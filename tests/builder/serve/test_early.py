@@ -21,6 +21,12 @@ def test_a_drafter_that_is_not_there(tmp_path: Path) -> None:
             run()
 
 
+def test_a_head_that_is_not_built(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]}')
+    with pytest.raises(UsageError, match=r"an EAGLE-3 head is built with its model \(build-engine MODEL --draft .*\)"):
+        Generator(tmp_path / "none.onnx", draft=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("written", "message"),
     [
