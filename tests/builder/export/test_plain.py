@@ -15,6 +15,7 @@ import transformers
 from trt_nvfp4.builder.errors import ModelFaultError, UsageError
 from trt_nvfp4.builder.export.fixed_sizes import FixedSizes, ImageSize
 from trt_nvfp4.builder.export.huggingface import export
+from trt_nvfp4.builder.export.plain import check_kind
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 
 _WAV2VEC2: dict[str, Any] = {
@@ -188,3 +189,30 @@ def test_sizes_that_do_not_apply(tmp_path: Path, seed: int) -> None:
         export(tmp_path / "m", tmp_path / "m.onnx", "features", fixed=FixedSizes(ImageSize(96, 128)))
     with pytest.raises(UsageError, match=r"--task text: .*BertModel takes only text"):
         export(tmp_path / "m", tmp_path / "m.onnx", "text")
+
+
+_PAIR: dict[str, Any] = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 60}
+_PAIR |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+_PAIR |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "refused"),
+    [
+        (
+            "MT5",
+            {"d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 60},
+            "input_ids",
+        ),
+        ("Whisper", {**_PAIR, "num_mel_bins": 16, "max_source_positions": 80}, "input_features"),
+        ("Bart", _PAIR, None),  # its code makes what the decoder reads of what the encoder does
+    ],
+)
+def test_an_encoder_and_a_decoder_without_a_head(name: str, options: dict[str, Any], refused: str | None) -> None:
+    model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**options))
+    if refused is None:
+        check_kind(Path("m"), model)
+        return
+    text = rf"m: {name}Model is an encoder and a decoder .* on {refused} alone; .*, {name}ForConditionalGeneration, or"
+    with pytest.raises(ModelFaultError, match=text):
+        check_kind(Path("m"), model)
