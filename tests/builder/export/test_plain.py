@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exact_weights import built, in_four_bits
 from tiers import tiers
 
 pytest.importorskip("transformers")
@@ -16,6 +17,7 @@ from trt_nvfp4.builder.errors import ModelFaultError, UsageError
 from trt_nvfp4.builder.export.fixed_sizes import FixedSizes, ImageSize
 from trt_nvfp4.builder.export.huggingface import export
 from trt_nvfp4.builder.export.plain import check_kind
+from trt_nvfp4.builder.model.onnx_session import session
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 
 _WAV2VEC2: dict[str, Any] = {
@@ -66,6 +68,9 @@ SOUND: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+PIXELS = ("RTDetr", "RTDetrV2", "DFine", "RfDetr", "Sam2")
+
+
 def initialized(model: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
@@ -80,10 +85,10 @@ def test_sound_of_any_length(name: str, tmp_path: Path, seed: int) -> None:
     torch.manual_seed(seed)
     model = initialized(getattr(transformers, cls)(getattr(transformers, config)(**options)))
     model.save_pretrained(tmp_path / "m")
-    session = onnxruntime.InferenceSession(export(tmp_path / "m", tmp_path / "m.onnx", "features"))
-    sound, *masks = session.get_inputs()
+    runs = onnxruntime.InferenceSession(export(tmp_path / "m", tmp_path / "m.onnx", "features"))
+    sound, *masks = runs.get_inputs()
     assert bool(masks) == (name == "parakeet")
-    assert [entry.name for entry in session.get_outputs()] == ["logits"]
+    assert [entry.name for entry in runs.get_outputs()] == ["logits"]
     for batch, length in ((3, 217), (1, 160)) if name == "parakeet" else ((3, 7001), (1, 4000)):
         shape = [{"batch": batch, "samples": length, "frames": length}.get(dim, dim) for dim in sound.shape]
         feed = {sound.name: np.random.default_rng(seed).random(shape, np.float32)}
@@ -92,7 +97,7 @@ def test_sound_of_any_length(name: str, tmp_path: Path, seed: int) -> None:
             feed[masks[0].name][1:, -length // 3 :] = 0
         with torch.no_grad():
             expected = model(**{key: torch.from_numpy(value) for key, value in feed.items()}).logits.numpy()
-        (found,) = session.run(None, feed)
+        (found,) = runs.run(None, feed)
         assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
@@ -152,34 +157,59 @@ def pixels_of(name: str) -> tuple[str, Any]:
     return f"{name}ForObjectDetection", getattr(transformers, f"{name}Config")(backbone_config=backbone, **_DETECTOR)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", tiers(("RTDetr", "RTDetrV2", "DFine", "RfDetr", "Sam2"), slow=("RTDetr", "Sam2")))
-def test_models_of_images_of_a_fixed_batch(name: str, tmp_path: Path, seed: int) -> None:
+def saved_of_pixels(name: str, folder: Path, exact: bool = False) -> tuple[Any, ImageSize]:
+    """A model of images with random weights, which are `exact` in NVFP4, saved in `folder`; the size of its images."""
     cls, config = pixels_of(name)
-    torch.manual_seed(seed)
     model = initialized(getattr(transformers, cls)(config))
+    if exact:
+        in_four_bits(model)
     with torch.no_grad():  # all places outside of the image have one score, and which of them TopK takes is open
         for part, parameter in model.named_parameters():
             if "enc_score_head.weight" in part or "enc_out_class_embed" in part:
-                parameter.mul_(10)
-    model.save_pretrained(tmp_path / "m")
-    size = ImageSize(64, 64) if name == "Sam2" else ImageSize(96, 128)
-    if name == "RTDetr":
-        with pytest.raises(ModelFaultError, match=r"fixes the batch of .*; add --set batch=N"):
-            export(tmp_path / "m", tmp_path / "m.onnx", "features", fixed=FixedSizes(size))
-    path = export(tmp_path / "m", tmp_path / "m.onnx", "features", fixed=FixedSizes(size, 2))
-    session = onnxruntime.InferenceSession(path)
-    assert session.get_inputs()[0].shape == [2, 3, size.height, size.width]
+                parameter.mul_(8)
+    model.save_pretrained(folder)
+    return model, ImageSize(64, 64) if name == "Sam2" else ImageSize(96, 128)
+
+
+def check_outputs(runs: Any, model: Any, size: ImageSize, within: float) -> None:
+    """The outputs of a session for two random images are the model's, but for the order of its queries."""
     pixels = torch.rand(2, 3, size.height, size.width)
     with torch.no_grad():
         result = model(pixel_values=pixels)
     expected = {part: result[part] for part in ("logits", "pred_boxes") if part in result}
     expected |= {f"fpn_hidden_states.{n}": each for n, each in enumerate(result.get("fpn_hidden_states", ()))}
-    assert [entry.name for entry in session.get_outputs()] == list(expected)
-    for found, value in zip(session.run(None, {"pixel_values": pixels.numpy()}), expected.values(), strict=True):
+    assert [entry.name for entry in runs.get_outputs()] == list(expected)
+    for found, value in zip(runs.run(None, {"pixel_values": pixels.numpy()}), expected.values(), strict=True):
         # Queries of nearly equal scores may change places.
         theirs = np.sort(value.numpy().reshape(2, -1), 1)
-        assert np.abs(np.sort(found.reshape(2, -1), 1) - theirs).max() <= 1e-3 * np.abs(theirs).max()
+        assert np.abs(np.sort(found.reshape(2, -1), 1) - theirs).max() <= within * np.abs(theirs).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tiers(PIXELS, slow=("RTDetr", "Sam2")))
+def test_models_of_images_of_a_fixed_batch(name: str, tmp_path: Path, seed: int) -> None:
+    torch.manual_seed(seed)
+    model, size = saved_of_pixels(name, tmp_path / "m")
+    if name == "RTDetr":
+        with pytest.raises(ModelFaultError, match=r"fixes the batch of .*; add --set batch=N"):
+            export(tmp_path / "m", tmp_path / "m.onnx", "features", fixed=FixedSizes(size))
+    path = export(tmp_path / "m", tmp_path / "m.onnx", "features", fixed=FixedSizes(size, 2))
+    runs = onnxruntime.InferenceSession(path)
+    assert runs.get_inputs()[0].shape == [2, 3, size.height, size.width]
+    check_outputs(runs, model, size, 1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_an_engine_of_a_detector(tmp_path: Path, seed: int) -> None:
+    """The engine holds the planned layers, and what it was built of computes transformers' logits and boxes."""
+    pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
+    torch.manual_seed(seed)
+    model, size = saved_of_pixels("RTDetrV2", tmp_path / "m", exact=True)
+    sizes = {"image_size": f"{size.height}x{size.width}", "batch": 2}
+    # One MLP reads the four numbers of a box, which are no block of 16.
+    rewritten = built(tmp_path / "m", tmp_path, 5, "query_pos_head", task="features", **sizes)
+    check_outputs(session(rewritten), model, size, 1e-3)
 
 
 def test_sizes_that_do_not_apply(tmp_path: Path, seed: int) -> None:
