@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
+from trt_nvfp4.builder.components.diffusion.directory import stored_files
 from trt_nvfp4.builder.errors import ModelFaultError, UsageError, first_line
 from trt_nvfp4.builder.export.adapter import Adapter
 from trt_nvfp4.builder.export.huggingface import quiet
-from trt_nvfp4.common.safetensors_files import SafetensorsFiles
 
 FILE = "pytorch_lora_weights.safetensors"
 
@@ -24,7 +24,7 @@ def merge_adapter(pipeline: Any, adapter: Adapter) -> None:
         raise UsageError(f"--adapter {adapter.directory}: {name} takes no LoRA; leave it out")
     if not file.is_file():
         raise ModelFaultError(f"{adapter.directory}: holds no {FILE}, as diffusers saves LoRAs")
-    factors = {key.partition(".lora")[0] for key in SafetensorsFiles(file)}
+    factors = {key.partition(".lora")[0] for key in stored_files(file) if ".lora" in key}
     try:
         with quiet():
             pipeline.load_lora_weights(adapter.directory, weight_name=FILE, local_files_only=True)
@@ -40,7 +40,7 @@ def merge_adapter(pipeline: Any, adapter: Adapter) -> None:
         raise ModelFaultError(
             f"{file}: cannot be merged into {name}: it is of another model ({first_line(error)})"
         ) from error
-    if taken < len(factors):
+    if taken < max(len(factors), 1):
         raise ModelFaultError(
             f"{file}: it changes {len(factors)} modules, of which {name} has {taken}: it is of another model"
         )

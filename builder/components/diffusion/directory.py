@@ -96,7 +96,7 @@ def _loaded(folder: Path, cls: Any) -> Any:
         raise ModelFaultError(f"{folder}: holds no weights (*.safetensors); {_AGAIN}")
     check_weight_files(folder)
     check_size(folder, lambda config: _configured(folder, cls), config)
-    if cls.__module__.startswith("diffusers.") and is_nvfp4(_files(folder)):
+    if cls.__module__.startswith("diffusers.") and is_nvfp4(stored_files(folder)):
         return _named(folder, cls, lambda: load_nvfp4(folder, cls, config))
     module, info = _named(
         folder,
@@ -116,15 +116,15 @@ def _empty(folder: Path, cls: Any) -> Any:
     with torch.device("meta"):
         module = _named(folder, cls, lambda: _configured(folder, cls))
     files = sorted(folder.glob("*.safetensors"))
-    if files and is_nvfp4(_files(folder)):
-        return module.eval().to(plain_dtype(_files(folder)))
+    if files and is_nvfp4(stored_files(folder)):
+        return module.eval().to(plain_dtype(stored_files(folder)))
     return module.eval().to(_dtype(files[0]) if files else torch.float32)
 
 
-def _files(folder: Path) -> SafetensorsFiles:
-    """Raises ModelFaultError for files that cannot be read."""
+def stored_files(path: Path) -> SafetensorsFiles:
+    """The tensors of a safetensors file or a folder of them. Raises ModelFaultError for files that cannot be read."""
     try:
-        return SafetensorsFiles(folder)
+        return SafetensorsFiles(path)
     except CalibrationError as error:
         raise ModelFaultError(str(error)) from error
 

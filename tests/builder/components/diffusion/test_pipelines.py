@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 pytest.importorskip("diffusers")
 
 import trt_nvfp4.diffusers
+from trt_nvfp4.builder.components.diffusion.adapters import FILE
 from trt_nvfp4.builder.components.diffusion.directory import open_pipeline
 from trt_nvfp4.builder.components.diffusion.runs import PictureOptions
 from trt_nvfp4.builder.components.diffusion.source import of_pipeline
@@ -201,8 +203,17 @@ def test_adapters_are_merged(z_image: Path, tmp_path: Path) -> None:
     merged = source.example.run.pipeline  # type: ignore[attr-defined]
     assert relative_error(found=[picture(merged, "z_image")], expected=[expected]) < 1e-4
     assert relative_error(found=[picture(open_pipeline(z_image), "z_image")], expected=[expected]) > 1e-3
+    wide = {name: torch.cat([tensor, tensor], 1) for name, tensor in layers.items()}
+    more = layers | {name.replace("layers.1.", "layers.9."): tensor.clone() for name, tensor in layers.items()}
     other = {f"other.{name}": tensor for name, tensor in layers.items()}
-    type(pipeline).save_lora_weights(tmp_path / "other", transformer_lora_layers=other)
-    for folder, message in (("other", "it is of another model"), ("none", "holds no pytorch_lora_weights.safetensors")):
-        with pytest.raises(BuilderError, match=message):
+    for folder, tensors in {"wide": wide, "more": more, "other": other, "empty": {}}.items():
+        (tmp_path / folder).mkdir()
+        save_file({f"transformer.{name}": tensor for name, tensor in tensors.items()}, tmp_path / folder / FILE)
+        with pytest.raises(BuilderError, match="it is of another model") as caught:
             of_pipeline(z_image, PictureOptions(), Adapter(tmp_path / folder))
+        assert caught.value.exit_code == MODEL_AT_FAULT, folder
+    (tmp_path / "empty" / FILE).write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    for folder, message in (("empty", "a Git LFS pointer"), ("none", "holds no pytorch_lora_weights.safetensors")):
+        with pytest.raises(BuilderError, match=message) as caught:
+            of_pipeline(z_image, PictureOptions(), Adapter(tmp_path / folder))
+        assert caught.value.exit_code == MODEL_AT_FAULT, folder
