@@ -255,6 +255,24 @@ def test_a_second_turn_takes_its_new_tokens_only(tiny: TinyDecoder, tmp_path: Pa
     assert ids(running) == tiny.greedy([*first[:16], 1], 25)
 
 
+def test_a_second_turn_of_2000_tokens(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Beside other texts: all that its first turn computed is used, not only a slot's beginning."""
+    tiny = TinyDecoder(rng, capacity=2048)
+    server = served(onnx_runner(tiny, tmp_path), drafts=False)
+    first = rng.integers(0, VOCAB, 2000).tolist()
+    _, events = server.ask(first, 6)
+    for _ in range(SLOTS - 1):
+        server.ask(rng.integers(0, VOCAB, 20).tolist(), 4)
+    server.run()
+    turn = [*first, *ids(events), *rng.integers(0, VOCAB, 9).tolist()]
+    request, second = server.ask(turn, 2)
+    begun = len(server.steps)
+    server.run()
+    assert request.reused == 2005
+    assert sum(max(new) for _, new, _ in server.steps[begun:]) == 10 + 1  # the prompt's new tokens, one generated
+    assert ids(second) == tiny.greedy(turn, 2)
+
+
 def test_scores_are_those_of_all_tokens_at_once(tiny: TinyDecoder, rng: np.random.Generator, tmp_path: Path) -> None:
     server = served(onnx_runner(tiny, tmp_path))
     prompt = rng.integers(0, VOCAB, 30).tolist()
