@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,9 @@ _LEAST = {"frames": 10, "samples": 1600}
 _EXAMPLE = {"frames": 160, "samples": 8000}
 # Outputs from inside of a model: of single layers, and what its head is applied to.
 _INSIDE = ("enc_", "encoder_", "decoder_", "init_", "initial_", "intermediate_", "auxiliary_", "backbone_")
+_EMBEDDINGS = "image_embeddings"
 # Outputs that are tuples, a map of features for each scale: those of encoders of images without a head.
-_SCALES = ("fpn_hidden_states", "feature_maps")
+_SCALES = ("fpn_hidden_states", "feature_maps", _EMBEDDINGS)
 
 
 def check_kind(directory: Path, model: Any, fixed: FixedSizes = UNFIXED) -> None:
@@ -112,10 +114,15 @@ def images_of(model: Any, fixed: FixedSizes = UNFIXED) -> tuple[int, int, int]:
 def _of_config(model: Any, *names: str) -> Any:
     """The first entry under these names in the configuration, or in a part of it where the model was half of a pair or
     has a backbone or an encoder that is a model of its own."""
-    parts = ("vision_config", "backbone_config", "encoder_config")
-    configs = (model.config, *(getattr(model.config, part, None) for part in parts))
-    found = (getattr(config, name, None) for config in configs for name in names)
+    found = (getattr(config, name, None) for config in _configs(model.config) for name in names)
     return next((value for value in found if value is not None), None)
+
+
+def _configs(config: Any) -> Iterator[Any]:
+    yield config
+    for part in ("vision_config", "backbone_config", "encoder_config"):
+        if (inner := getattr(config, part, None)) is not None:
+            yield from _configs(inner)
 
 
 def input_shapes(model: Any, fixed: FixedSizes) -> dict[str, tuple[int | str, ...]]:
@@ -153,10 +160,10 @@ def plain(model: Any, fixed: FixedSizes) -> tuple[Any, dict[str, torch.Tensor], 
             self.model = model
 
         def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            extra = {"use_cache": False} if IDS in shapes and hasattr(self.model.config, "use_cache") else {}
-            result = self.model(**dict(zip(shapes, tensors, strict=True)), **extra)
+            result = _run(self.model, dict(zip(shapes, tensors, strict=True)))
             found = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
-            scales = {f"{name}.{n}": each for name in _SCALES for n, each in enumerate(result.get(name) or ())}
+            lists = {name: result[name] for name in _SCALES if isinstance(result.get(name), (list, tuple))}
+            scales = {f"{name}.{n}": each for name, maps in lists.items() for n, each in enumerate(maps)}
             inner = ("pooler_output", *(name for name in found if name.endswith("hidden_state")))
             head = {name: value for name, value in found.items() if name not in inner and not name.startswith(_INSIDE)}
             head |= scales
@@ -175,6 +182,14 @@ def plain(model: Any, fixed: FixedSizes) -> tuple[Any, dict[str, torch.Tensor], 
     )
     inputs = {name: _example(model, name, list(map(_size, shape))) for name, shape in shapes.items()}
     return Plain().eval(), inputs, (dynamic,)
+
+
+def _run(model: Any, inputs: Mapping[str, torch.Tensor]) -> Any:
+    """The model's outputs by name; of one that is asked about places in images (SAM), what it answers from."""
+    if hasattr(model, "get_image_embeddings"):
+        return {_EMBEDDINGS: model.get_image_embeddings(*inputs.values())}
+    extra = {"use_cache": False} if IDS in inputs and hasattr(model.config, "use_cache") else {}
+    return model(**inputs, **extra)
 
 
 def _size(dim: int | str) -> int:

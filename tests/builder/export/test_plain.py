@@ -68,7 +68,7 @@ SOUND: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-PIXELS = ("RTDetr", "RTDetrV2", "DFine", "RfDetr", "Sam2")
+PIXELS = ("RTDetr", "RTDetrV2", "DFine", "RfDetr", "Sam2", "Sam2 encoder")
 
 
 def initialized(model: Any) -> Any:
@@ -123,7 +123,7 @@ def pixels_of(name: str) -> tuple[str, Any]:
             num_labels=5,
             **heads,
         )
-    if name == "Sam2":
+    if name.startswith("Sam2"):
         hiera = transformers.Sam2HieraDetConfig(
             hidden_size=16,
             image_size=[64, 64],
@@ -134,11 +134,19 @@ def pixels_of(name: str) -> tuple[str, Any]:
             global_attention_blocks=[3],
             window_positional_embedding_background_size=[4, 4],
         )
-        return "Sam2VisionModel", transformers.Sam2VisionConfig(
+        vision = transformers.Sam2VisionConfig(
             backbone_config=hiera,
             fpn_hidden_size=32,
             backbone_channel_list=[128, 64, 32, 16],
             backbone_feature_sizes=[[16, 16], [8, 8], [4, 4]],
+        )
+        if name == "Sam2 encoder":
+            return "Sam2VisionModel", vision
+        prompts = transformers.Sam2PromptEncoderConfig(hidden_size=32, image_size=64)
+        sizes = {"hidden_size": 32, "mlp_dim": 64, "num_attention_heads": 2, "iou_head_hidden_dim": 32}
+        masks = transformers.Sam2MaskDecoderConfig(**sizes)
+        return "Sam2Model", transformers.Sam2Config(
+            vision_config=vision, prompt_encoder_config=prompts, mask_decoder_config=masks
         )
     stages = {"hidden_sizes": [16, 16, 32, 32], "depths": [1] * 4, "out_features": ["stage2", "stage3", "stage4"]}
     if name == "DFine":
@@ -168,16 +176,21 @@ def saved_of_pixels(name: str, folder: Path, exact: bool = False) -> tuple[Any, 
             if "enc_score_head.weight" in part or "enc_out_class_embed" in part:
                 parameter.mul_(8)
     model.save_pretrained(folder)
-    return model, ImageSize(64, 64) if name == "Sam2" else ImageSize(96, 128)
+    return model, ImageSize(64, 64) if name.startswith("Sam2") else ImageSize(96, 128)
 
 
 def check_outputs(runs: Any, model: Any, size: ImageSize, within: float) -> None:
     """The outputs of a session for two random images are the model's, but for the order of its queries."""
     pixels = torch.rand(2, 3, size.height, size.width)
+    maps = "fpn_hidden_states"
     with torch.no_grad():
-        result = model(pixel_values=pixels)
+        if hasattr(model, "get_image_embeddings"):
+            maps = "image_embeddings"
+            result = {maps: model.get_image_embeddings(pixels)}
+        else:
+            result = model(pixel_values=pixels)
     expected = {part: result[part] for part in ("logits", "pred_boxes") if part in result}
-    expected |= {f"fpn_hidden_states.{n}": each for n, each in enumerate(result.get("fpn_hidden_states", ()))}
+    expected |= {f"{maps}.{n}": each for n, each in enumerate(result.get(maps, ()))}
     assert [entry.name for entry in runs.get_outputs()] == list(expected)
     for found, value in zip(runs.run(None, {"pixel_values": pixels.numpy()}), expected.values(), strict=True):
         # Queries of nearly equal scores may change places.
