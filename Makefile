@@ -12,9 +12,9 @@ help:
 	@echo "make demo       a real model to a verified NVFP4 engine, no GPU needed"
 	@echo "make demo-llm   a language model with its cache to an engine and to text, no GPU needed"
 	@echo "make demo-serve a language model behind OpenAI's HTTP API and a page to try it, no GPU needed"
-	@echo "make test       all tests, fast ones first (GPU tests skip without a GPU)"
+	@echo "make test       fast tests, then a variant of each slow one (GPU tests skip without a GPU)"
 	@echo "make test-fast  the fast tests only"
-	@echo "make test-all   all tests, and architectures whose kernels another one has: before a release"
+	@echo "make test-all   all tests, with every variant, architecture and family: before a release"
 	@echo "make docs       the documentation as a site, in build/site"
 	@echo "make lint       ruff, mypy, import-linter, clang-format"
 	@echo "make format     rewrite the sources in the project's format"
@@ -57,7 +57,7 @@ test: test-fast
 test-fast: install
 	$(PYTEST) -m "not slow"
 
-# Before a release: the architectures and families, too, whose kernels or code another one has.
+# Before a release: the variants of slow tests, too, and architectures and families whose kernels or code another one has.
 test-all: test
 	$(PYTEST) -m nightly
 

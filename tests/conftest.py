@@ -76,8 +76,10 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    _mark_further_variants(items)
+    yield  # -m chooses
     _deselect_nightly(config, items)
     if not any(item.get_closest_marker("gpu") for item in items):
         return
@@ -88,6 +90,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; torch.cuda.is_available() is False"))
+
+
+def _mark_further_variants(items: list[pytest.Item]) -> None:
+    """Of each slow test, the first variant for each emulated GPU runs by default; the others are nightly."""
+    begun: set[tuple[str, object]] = set()
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("nightly"):
+            assert isinstance(item, pytest.Function)
+            gpu = item.callspec.params.get("emulated_gpu") if hasattr(item, "callspec") else None
+            variant = item.nodeid.partition("[")[0], gpu
+            if variant in begun:
+                item.add_marker(pytest.mark.nightly)
+            begun.add(variant)
 
 
 def _deselect_nightly(config: pytest.Config, items: list[pytest.Item]) -> None:

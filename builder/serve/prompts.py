@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,11 +34,13 @@ class Prompts:
 
     def __init__(self, folder: Path, preprocessing: Mapping[str, Any] | None = None) -> None:
         """`preprocessing` of images (see `components.images`); None: the model takes none."""
-        self._processes = ProcessPoolExecutor(
-            _PROCESSES, multiprocessing.get_context("spawn"), initializer=_load, initargs=(folder, preprocessing)
-        )
-        self._takes_images = preprocessing is not None
+        self._folder, self._preprocessing = folder, preprocessing
+        self._processes = self._started()
         self._first = [self._processes.submit(_encoded, "encode", ("",)) for _ in range(_PROCESSES)]
+
+    def _started(self) -> ProcessPoolExecutor:
+        given = (self._folder, self._preprocessing)
+        return ProcessPoolExecutor(_PROCESSES, multiprocessing.get_context("spawn"), initializer=_load, initargs=given)
 
     def wait(self) -> None:
         """Return when the processes have started, which takes seconds."""
@@ -54,7 +57,7 @@ class Prompts:
         described = [tool.model_dump(exclude_none=True) for tool in tools] or None
         parts = [part for message in messages if isinstance(message.content, list) for part in message.content]
         urls = [part.image_url.url for part in parts if isinstance(part, ImagePart)]
-        if urls and not self._takes_images:
+        if urls and self._preprocessing is None:
             raise ApiError(400, "this model takes no images", param="messages")
         pixels = [await self._run(_seen, url) for url in urls]
         taken = [_as_templates_take_it(message) for message in messages]
@@ -64,7 +67,16 @@ class Prompts:
         self._processes.shutdown(cancel_futures=True)
 
     async def _run(self, work: Callable[..., _T | str], *given: Any) -> _T:
-        found = await asyncio.get_running_loop().run_in_executor(self._processes, work, *given)
+        processes = self._processes
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(processes, work, *given)
+        except BrokenProcessPool as error:
+            # The system ends processes where memory is short. All that were at work fail; the first starts new ones.
+            if self._processes is processes:
+                self._processes = self._started()
+            raise ApiError(
+                503, "the process that reads prompts has ended; it is started again: repeat the request"
+            ) from error
         if isinstance(found, str):
             raise ApiError(400, found)  # templates refuse chats, too
         return found

@@ -6,6 +6,7 @@ import signal
 import socket
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -197,6 +198,16 @@ def test_a_client_that_goes_makes_room(server: Server) -> None:
     metrics = server.get("/metrics")
     while "running_requests 0.0" not in metrics:  # the test's time limit ends it
         metrics = server.get("/metrics")
+
+
+def test_a_process_that_reads_prompts_may_end(server: Server) -> None:
+    for process in psutil.Process(server.process.pid).children():
+        if "spawn_main" in " ".join(process.cmdline()):
+            process.kill()
+    ask = server.client().completions.create
+    with pytest.raises(openai.InternalServerError, match="started again"):
+        ask(model="llama", prompt="def", max_tokens=1)
+    assert ask(model="llama", prompt="def", max_tokens=1).choices
 
 
 def test_sigterm_lets_answers_end(server: Server, original: tuple[Any, Any]) -> None:
