@@ -76,7 +76,7 @@ def test_parts_make_the_pipelines_pictures(name: str, tmp_path: Path, seed: int)
         picture(loaded, name, height=64, width=64)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # two minutes; pictures through parts, and other models' bundles, are in the default run
 def test_bundle_with_nvfp4_blocks(tmp_path: Path) -> None:
     """Calibrated on prompts over all steps: at least 95 % of the blocks' weights are NVFP4, products of many rows W4A4
     and modulation W4A16; embedders and the output's projection stay. Sizes may be a range, prompts several."""

@@ -41,7 +41,7 @@ def good(variant, folder, target):
     return {"SQNR dB": 51.0}
 work.STAGES |= dict(wrong=wrong, defect=defect, crash=crash, hang=hang, leave=leave, good=good)
 from trt_nvfp4.builder.doctor.acceptance.steps import Step, VARIANTS
-work.steps = lambda: [Step(VARIANTS[0], stage, stage, (), 1) for stage in work.STAGES]
+work.steps = lambda builds: [Step(VARIANTS[0], stage, stage, (), 1) for stage in work.STAGES]
 sys.exit(work.main(sys.argv[1], Path(sys.argv[2]), sys.argv[3]))
 """
 

@@ -63,7 +63,7 @@ def test_engines_hold_what_is_planned(name: str, tmp_path: Path) -> None:
     assert sum(entry["kind"] == "recurrent" for entry in planned) == len(recurrent)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # minutes, and the engines above hold the same layers
 @pytest.mark.parametrize("name", FIRST)
 def test_bundles_hold_the_same(name: str, tmp_path: Path) -> None:
     report = built(name, tmp_path, "thor")
