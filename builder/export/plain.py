@@ -56,7 +56,7 @@ def check_kind(directory: Path, model: Any, fixed: FixedSizes = UNFIXED) -> None
         )
     if getattr(model.config, "is_encoder_decoder", False) and _asks_for_more(model, fixed):
         raise ModelFaultError(
-            f"{named} is an encoder and a decoder without a head, and does not run on {takes[0]} alone; name the class "
+            f"{named} is an encoder and a decoder without a head, and does not run on only {takes[0]}; name the class "
             f"with the head in config.json's architectures{_class_with_head(model)}, or the encoder's class"
         )
     if fixed.image is not None and takes != [PIXELS]:
@@ -73,7 +73,7 @@ def check_kind(directory: Path, model: Any, fixed: FixedSizes = UNFIXED) -> None
 
 
 def _asks_for_more(model: Any, fixed: FixedSizes) -> bool:
-    """Whether the model's code refuses to run on its main input alone; tried on a copy without weights."""
+    """Whether the model's code refuses to run on only its main input; tried on a copy without weights."""
     import torch
 
     with torch.device("meta"), torch.no_grad():
@@ -89,7 +89,7 @@ def _asks_for_more(model: Any, fixed: FixedSizes) -> bool:
 
 
 def _class_with_head(model: Any) -> str:
-    """Of the class that generates with the same configuration: a comma and its name."""
+    """A comma and the name of the class that generates with the same configuration, or nothing."""
     from transformers.models.auto import modeling_auto as auto
 
     mappings = (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from trt_nvfp4.common.npz import read_npz
+from trt_nvfp4.common.json_text import read_npz
 from trt_nvfp4.common.replacing import replacing
 
 from ..errors import (

@@ -56,7 +56,7 @@ MODULES = (
 #: Those that a decoder's generate.py runs, beside these and NumPy.
 GENERATE_MODULES = (
     *(f"builder/tensorrt/{name}.py" for name in ("bound_weights", "load", "runtime_cache")),
-    *(f"common/{name}.py" for name in ("cache_names", "limited", "model_config", "npz", "tokenizers")),
+    *(f"common/{name}.py" for name in ("cache_names", "limited", "model_config", "tokenizers")),
     "builder/cuda/runtime.py",
     *(f"builder/model/{name}.py" for name in ("__init__", "decoder_contract", "model_files")),
     *(

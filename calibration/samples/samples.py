@@ -14,8 +14,7 @@ import onnx
 from trt_nvfp4.calibration.samples import python_loader, text
 from trt_nvfp4.common.cache_names import is_past, is_state
 from trt_nvfp4.common.errors import CalibrationError
-from trt_nvfp4.common.json_text import check_memory, check_ordinary
-from trt_nvfp4.common.npz import read_npz
+from trt_nvfp4.common.json_text import check_memory, check_ordinary, read_npz
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.plugins.ops.definition import shapes_fit
 

@@ -1,12 +1,16 @@
-"""Texts, JSON and caches from files that anybody may have made, and whether such a file is one to read."""
+"""Texts, JSON, arrays and caches from files that anybody may have made, and whether such a file is one to read."""
 
 from __future__ import annotations
 
 import json
 import resource
 import stat
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Characters. Plans, reports and manifests of the largest models have a few millions; JSON takes up to twenty times as
 # many bytes in memory.
@@ -46,6 +50,22 @@ def check_memory(size: int) -> None:
         free = min(free, limit - psutil.Process().memory_info().vms)
     if size > free:
         raise ValueError(f"it takes {size >> 20} MB of memory, and {max(0, free) >> 20} MB are free")
+
+
+def read_npz(file: Path, copies: int = 1) -> dict[str, np.ndarray]:
+    """The arrays by name. Raises ValueError for another kind of file, and where so many `copies` of its arrays do not
+    fit into memory; OSError where there is no such file."""
+    import numpy as np  # scripts that read no arrays need it not
+
+    check_ordinary(file)
+    try:
+        # A small file may hold an array of zeros of any size.
+        with zipfile.ZipFile(file) as archive:
+            check_memory(copies * sum(entry.file_size for entry in archive.infolist()))
+        with np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except Exception as error:  # NumPy's, zipfile's and zlib's, for what is empty, cut off or another kind of file
+        raise ValueError(str(error)) from error
 
 
 def parse_json(text: str) -> Any:

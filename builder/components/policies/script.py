@@ -25,7 +25,7 @@ from trt_nvfp4.builder.components.policies.policy import Policy
 from trt_nvfp4.builder.errors import ModelFaultError, UsageError, exit_code, message, printable
 from trt_nvfp4.builder.generate.tokenizer import Tokenizer
 from trt_nvfp4.builder.model.decoder_contract import TOKENIZER
-from trt_nvfp4.common.npz import read_npz
+from trt_nvfp4.common.json_text import read_npz
 
 
 def main(folder: Path) -> int:

@@ -256,6 +256,6 @@ def test_an_encoder_and_a_decoder_without_a_head(name: str, options: dict[str, A
     if refused is None:
         check_kind(Path("m"), model)
         return
-    text = rf"m: {name}Model is an encoder and a decoder .* on {refused} alone; .*, {name}ForConditionalGeneration, or"
+    text = rf"m: {name}Model is an encoder and a decoder .* on only {refused}; .*, {name}ForConditionalGeneration, or"
     with pytest.raises(ModelFaultError, match=text):
         check_kind(Path("m"), model)
