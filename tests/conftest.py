@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _mark_further_variants(items: list[pytest.Item]) -> None:
-    """Of each slow test, the first variant for each emulated GPU runs by default; the others are nightly."""
+    """By default a slow test runs its first variant for each emulated GPU. All other variants are nightly."""
     begun: set[tuple[str, object]] = set()
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("nightly"):

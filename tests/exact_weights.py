@@ -13,7 +13,7 @@ _VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 def in_four_bits(model: torch.nn.Module) -> None:
     """Give linears weights that NVFP4 holds: of one scale, which each block of 16 reaches."""
     for module in model.modules():
-        # What begins as zeros is often one tensor of the graph for many layers.
+        # An exporter may store equal zero tensors of many layers as one.
         if isinstance(module, torch.nn.Linear) and module.in_features % 16 == 0 and module.weight.any():
             drawn = _VALUES[torch.randint(len(_VALUES), module.weight.shape)]
             drawn[:, ::16] = 6

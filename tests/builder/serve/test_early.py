@@ -1,4 +1,4 @@
-"""What options alone show to be wrong is said before a model is opened."""
+"""Wrong options are refused before a model is opened."""
 
 import os
 from pathlib import Path

@@ -11,20 +11,23 @@ import pytest
 from tests.builder.serve.conftest import Server
 
 webdriver = pytest.importorskip("selenium.webdriver")
-if not (shutil.which("chromedriver") and shutil.which("chromium")):
-    pytest.skip("needs chromium and chromedriver", allow_module_level=True)
 wait = pytest.importorskip("selenium.webdriver.support.wait")
 
-pytestmark = pytest.mark.nightly
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+# pip does not install a browser.
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(BROWSER is None or DRIVER is None, reason="needs chromium and chromedriver"),
+]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
+    options.binary_location = BROWSER
     for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):  # root, and a small /dev/shm
         options.add_argument(flag)
-    browser = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    browser = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
     yield browser
     browser.quit()
 
