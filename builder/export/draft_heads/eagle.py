@@ -168,7 +168,8 @@ def load_eagle(directory: Path, target: Any) -> EagleHead:
 
 
 def _targets(directory: Path, mapping: torch.Tensor, vocabulary: DraftVocabulary) -> torch.Tensor:
-    """The target's token of each of the head's, of which d2t has the distances."""
+    """[draft vocabulary]: the target's token for each token of the head; `mapping` (d2t) has the differences. Raises
+    ModelFaultError for another shape, for fractions, and for tokens that the target does not have."""
     own = torch.arange(vocabulary.out_features)
     if mapping.shape == own.shape and not mapping.dtype.is_floating_point:
         targets = own + mapping

@@ -42,7 +42,7 @@ class Head(torch.nn.Module, ABC):
 
 
 def assign(wrong: str, head: Head, state: Mapping[str, torch.Tensor], prefix: str = "") -> None:
-    """Give the head its tensors, all but those whose names begin with a `prefix`. Raises ModelFaultError, which says
+    """Give the head its tensors, except those whose names begin with `prefix`. Raises ModelFaultError, which says
     what is `wrong`, where names or shapes differ from the head's."""
     own = {name: tensor for name, tensor in head.state_dict().items() if not prefix or not name.startswith(prefix)}
     shapes, given = ({name: list(tensor.shape) for name, tensor in each.items()} for each in (own, state))
