@@ -93,10 +93,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _mark_further_variants(items: list[pytest.Item]) -> None:
-    """By default a slow test runs its first variant for each emulated GPU. All other variants are nightly."""
+    """By default a slow test runs its first variant for each emulated GPU. All other variants are nightly, but not
+    those that need a GPU, which are quick there."""
     begun: set[tuple[str, object]] = set()
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("nightly"):
+        marks = {mark.name for mark in item.iter_markers()}
+        if "slow" in marks and not marks & {"nightly", "gpu"}:
             assert isinstance(item, pytest.Function)
             gpu = item.callspec.params.get("emulated_gpu") if hasattr(item, "callspec") else None
             variant = item.nodeid.partition("[")[0], gpu
