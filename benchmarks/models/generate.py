@@ -29,7 +29,7 @@ from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.targets import find_target
 
 CAPACITY, PROMPT, NEW = 1024, 512, 128
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "hidden_size": 1024,
     "intermediate_size": 3072,
     "num_hidden_layers": 8,
@@ -46,10 +46,10 @@ UNQUANTIZED, QUANTIZED = "m.onnx", "m.rewritten.onnx"
 Run = Callable[[list[list[int]]], tuple[float, float]]
 
 
-def exported(folder: Path, target: str, max_batch: int) -> Any:
+def exported(folder: Path, target: str, max_batch: int, layers: int = SHAPE["num_hidden_layers"]) -> Any:
     """transformers' model; its ONNX models are in `folder`, as it is and quantized, made there unless they were."""
     torch.manual_seed(0)
-    config = transformers.Qwen3Config(**SHAPE)
+    config = transformers.Qwen3Config(**{**SHAPE, "num_hidden_layers": layers})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     if not (folder / QUANTIZED).is_file():
         model.save_pretrained(folder / "hf")

@@ -2,11 +2,11 @@
 
     python -m benchmarks.models.serving --models DIR [--out benchmarks/results/models/serving.json]
 
-The model is that of `benchmarks.models.generate`, in NVFP4, with random weights; `--model FILE --tokenizer DIR` serves
-another. Clients are processes of their own that stream greedy tokens by HTTP, each asking again when it has its answer;
-all prompts differ. Three contestants continue the same prompts: the server, its scheduler without HTTP, and `generate`
-with fixed batches, none with drafts; the first two have a slot for each client. Then the time to the first token of
-requests that come beside seven running ones.
+The model is of Qwen3-0.6B's shape, in NVFP4, with random weights; `--model FILE --tokenizer DIR` serves another.
+Clients are processes of their own that stream greedy tokens by HTTP, each asking again when it has its answer; all
+prompts differ. Three contestants continue the same prompts: the server, its scheduler without HTTP, and `generate` with
+fixed batches, none with drafts; the first two have a slot for each client. With eight clients, then the time to the
+first token of requests that come beside seven running ones.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def by_server(contest: Contest, port: int, clients: Any) -> Callable[[list[Promp
 
 def by_scheduler(contest: Contest, model: Path, runner: Any, slots: int, stack: ExitStack) -> Any:
     queue = FairQueue(slots)
-    scheduler = Scheduler(opened(model, stack, runner=runner)[0], slots, queue, drafts=False)
+    scheduler = Scheduler(opened(model, stack, runner=runner)[0], slots, queue)
     scheduler.warm_up()
 
     def run(rounds: list[Prompts]) -> dict[str, float]:
@@ -160,7 +160,9 @@ def model_of(given: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
         return given.model, given.tokenizer
     from benchmarks.models import generate
 
-    generate.exported(folder, given.target, max(given.clients))
+    folder = folder / f"layers_{given.layers}"
+    if not (folder / generate.QUANTIZED).is_file():
+        generate.exported(folder, given.target, max(given.clients), given.layers)
     tokenizer = folder / "words"
     return folder / generate.QUANTIZED, tokenizer if tokenizer.is_dir() else words(
         tokenizer, generate.SHAPE["vocab_size"]
@@ -170,7 +172,8 @@ def model_of(given: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16])
-    parser.add_argument("--rounds", type=int, default=8, help="requests of each client")
+    parser.add_argument("--rounds", type=int, default=6, help="requests of each client")
+    parser.add_argument("--layers", type=int, default=28, help="of the model; Qwen3-0.6B has 28")
     parser.add_argument("--target", default="h200", help="what the plan is made for")
     parser.add_argument("--models", type=Path, help="folder for the ONNX models (default: a scratch folder)")
     parser.add_argument("--export-only", action="store_true", help="make them and measure nothing")
@@ -199,6 +202,7 @@ def measure(
         "environment": environment()
         if torch.cuda.is_available()
         else {"torch": torch.__version__, "command": command()},
+        "model": str(given.model or f"Qwen3-0.6B's shape with {given.layers} layers"),
         "prompt_tokens": contest.prompt,
         "new_tokens": contest.new,
         "rounds": contest.rounds,
@@ -216,9 +220,9 @@ def measure(
             for name, run in contestants.items():
                 result["runs"].append(contest.measured(name, count, run))
                 record(given.out, result)
-    with served(model, folder / "log", *options, RUNNING + 1) as server:
-        result["beside"] = beside(contest, server.port, clients)
-    record(given.out, result)
+            if count == RUNNING + 1:
+                result["beside"] = beside(contest, server.port, clients)
+                record(given.out, result)
 
 
 if __name__ == "__main__":
