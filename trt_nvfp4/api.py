@@ -17,6 +17,7 @@ from trt_nvfp4.builder.bench.result import Result as BenchResult
 from trt_nvfp4.builder.bench.subject import Request as BenchRequest
 from trt_nvfp4.builder.components.manifest import Loop
 from trt_nvfp4.builder.components.pipeline import Pipeline
+from trt_nvfp4.builder.components.source import is_of_parts
 from trt_nvfp4.builder.components.user_modules import Component
 from trt_nvfp4.builder.export import without_plugins as standard
 from trt_nvfp4.builder.generate import Generator
@@ -114,6 +115,8 @@ def build(*given: Any, **options: Any) -> BuildResult:
     request, progress = _request(*given, **options)
     if request.parallel is not None:
         raise TypeError(f"parallel={request.parallel!r} makes several engines: call build_parts")
+    if is_of_parts(request.model, request.task):
+        raise TypeError(f"{request.model} is a model of several graphs, which make several engines: call build_parts")
     report = drafter_build.run(request, progress)
     return BuildResult(
         engine=as_path(report.engine),

@@ -1,5 +1,6 @@
 """The public functions: what commands do, without printing or exiting."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,14 @@ def test_stages_are_those_of_the_functions(tmp_path: Path) -> None:
         trt_nvfp4.plan(tmp_path / "m.onnx", stop_after="rewrite", **given)
     with pytest.raises(TypeError, match="rewrite stops after rewrite: leave stop_after='plan' out"):
         trt_nvfp4.rewrite(tmp_path / "m.onnx", stop_after="plan", **given)
+
+
+def test_a_model_of_several_graphs_has_a_function_of_its_own(tmp_path: Path) -> None:
+    config = {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}, "text_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(TypeError, match="several graphs, which make several engines: call build_parts"):
+        trt_nvfp4.build(tmp_path, target="thor", bundle=tmp_path / "bundle")
 
 
 def test_no_prompts_are_none(tmp_path: Path) -> None:

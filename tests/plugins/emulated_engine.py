@@ -1,10 +1,11 @@
-"""A rewritten decoder as an engine would run it, on the CPU: every plugin node by a compiled library on the emulator.
+"""Rewritten models as engines would run them, on the CPU: every plugin node by a compiled library on the emulator.
 
 As in TensorRT each node has one plugin per profile, made for the profile's largest shapes, and all share a workspace
 that nothing clears. Torch runs the other nodes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from split_host import SplitHost
 from torch import Tensor
 
+from trt_nvfp4.builder.components.devices import torch_device
 from trt_nvfp4.builder.generate import torch_runner
 from trt_nvfp4.builder.generate.torch_graph.plugins import ReferencePlugins
 from trt_nvfp4.builder.generate.torch_graph.registry import Operator
@@ -42,9 +44,9 @@ class _Recorded(ReferencePlugins):
 
 
 class _Profile:
-    """The plugins of one profile, node by node in the order of the graph."""
+    """The plugins of one profile, node by node in the order of the graph; by default `largest` are those that come."""
 
-    def __init__(self, host: SplitHost, largest: Shapes, faults: Sequence[Fault]) -> None:
+    def __init__(self, host: SplitHost, largest: Shapes | None, faults: Sequence[Fault]) -> None:
         self._host, self._largest, self._faults = host, largest, faults
         self._sessions: dict[int, Session] = {}
         self.workspace = torch.full((0,), 0xA5, dtype=torch.uint8)
@@ -52,7 +54,8 @@ class _Profile:
 
     def run(self, node: int, op: str, attributes: Mapping[str, Any], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if node not in self._sessions:
-            largest = [x.new_empty(shape, device="meta") for x, shape in zip(inputs, self._largest[node], strict=True)]
+            shapes = [x.shape for x in inputs] if self._largest is None else self._largest[node]
+            largest = [x.new_empty(shape, device="meta") for x, shape in zip(inputs, shapes, strict=True)]
             self._sessions[node] = self._host.session(op, inputs, attributes, max_inputs=largest)
         session = self._sessions[node]
         if self.workspace.numel() < session.workspace_size:
@@ -88,6 +91,21 @@ class _EnginePlugins(ReferencePlugins):
             return self._profile_of(tensors, node).run(node, op, attributes, tensors)
 
         return Operator(compute, writes=tuple(pasts))
+
+
+def emulated_parts(host: SplitHost, monkeypatch: Any, faults: Sequence[Fault] = ()) -> list[_Profile]:
+    """Let every later TorchDevice run its parts' plugins on `host`; returns a list that gets a profile for each set of
+    shapes that a part with plugins runs."""
+    made: list[_Profile] = []
+
+    def profile(graph: Any) -> ReferencePlugins:
+        profile = _Profile(host, None, faults)
+        if graph.plugin_nodes:
+            made.append(profile)
+        return _EnginePlugins(lambda inputs, node: profile)
+
+    monkeypatch.setattr(torch_device, "plugins_of", lambda graph, on_gpu, progress: partial(profile, graph))
+    return made
 
 
 class EmulatedEngine(TorchRunner):
