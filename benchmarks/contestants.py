@@ -4,7 +4,7 @@ Only the plugins add biases, so that a deep stack's values neither fade nor over
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -193,10 +193,15 @@ def _gate_first(up: torch.Tensor) -> torch.Tensor:
 
 
 def plugin_call(
-    host: PluginHost, op: str, inputs: list[torch.Tensor], attributes: dict[str, int | float]
+    host: PluginHost,
+    op: str,
+    inputs: list[torch.Tensor],
+    attributes: Mapping[str, int | float | str],
+    in_place: Sequence[torch.Tensor] = (),
 ) -> tuple[Work, torch.Tensor]:
+    """The call, and the first output, which it makes; `in_place`: the others, which are inputs too."""
     session = host.session(op, inputs, attributes)
-    (shape,) = session.output_shapes(inputs)
+    shape, *_ = session.output_shapes(inputs)
     y = torch.empty(shape, dtype=inputs[0].dtype, device="cuda")
     workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
-    return lambda: session.enqueue(inputs, [y], workspace), y
+    return lambda: session.enqueue(inputs, [y, *in_place], workspace), y

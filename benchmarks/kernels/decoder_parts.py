@@ -38,6 +38,7 @@ class Shape:
     experts: int = 0
     top_k: int = 0
     activation: Activation = Activation.SILU
+    rotary: int | None = None  # channels of a head that are rotated; None: all, 0: no rotary embedding
 
     @property
     def qkv(self) -> int:
@@ -91,7 +92,8 @@ class Model:
             )
             if shape.experts:
                 router = torch.randn(shape.experts, shape.hidden, device="cuda", dtype=dtype) / shape.hidden**0.5
-                return Layer(*attention, router=router, experts=_experts(shape, dtype))
+                experts = random_experts(shape.experts, shape.hidden, shape.intermediate, dtype)
+                return Layer(*attention, router=router, experts=experts)
             up = Weight.random(2 * shape.intermediate, shape.hidden, dtype)
             return Layer(*attention, up, Weight.random(shape.hidden, shape.intermediate, dtype))
 
@@ -102,25 +104,23 @@ class Model:
         return torch.ones(size, device="cuda", dtype=self.dtype)
 
 
-def _experts(shape: Shape, dtype: torch.dtype) -> list[Tensor]:
-    """NVFP4MoE's inputs from gate_up_weight to shared_gate; scales of one value."""
-    e, h, i = shape.experts, shape.hidden, shape.intermediate
+def random_experts(
+    experts: int, hidden: int, intermediate: int, dtype: torch.dtype, gated: int = 1, shared: int = 0
+) -> list[Tensor]:
+    """NVFP4MoE's inputs from gate_up_weight to shared_gate; scales of one value. `shared`: the shared expert's
+    intermediate size, 0: none."""
 
-    def matrix(n: int, k: int) -> list[Tensor]:
-        scales = torch.full((e, -(-n // 128) * 128, -(-k // 64) * 4), 1.0, device="cuda").to(torch.float8_e4m3fn)
-        packed = torch.randint(-128, 128, (e, n, k // 2), dtype=torch.int8, device="cuda")
-        return [packed, scales.view(torch.int8), torch.full((e,), 0.3 / k**0.5, device="cuda")]
+    def projection(lead: tuple[int, ...], n: int, k: int) -> list[Tensor]:
+        scales = torch.full((*lead, -(-n // 128) * 128, -(-k // 64) * 4), 1.0, device="cuda").to(torch.float8_e4m3fn)
+        packed = torch.randint(-128, 128, (*lead, n, k // 2), dtype=torch.int8, device="cuda")
+        tensor_scale = torch.full(lead, 0.3 / k**0.5, device="cuda")
+        return [packed, scales.view(torch.int8), tensor_scale, torch.zeros(*lead, n, device="cuda", dtype=dtype)]
 
-    def zeros(*size: int) -> Tensor:
-        return torch.zeros(size, device="cuda", dtype=dtype)
+    def mlp(lead: tuple[int, ...], channels: int) -> list[Tensor]:
+        return [*projection(lead, (1 + gated) * channels, hidden), *projection(lead, hidden, channels)]
 
-    bytes_ = {"dtype": torch.int8, "device": "cuda"}
-    shared = [
-        torch.zeros(32, h // 2, **bytes_), torch.zeros(128, -(-h // 64) * 4, **bytes_), torch.ones((), device="cuda"),
-        zeros(32), torch.zeros(h, 8, **bytes_), torch.zeros(-(-h // 128) * 128, 4, **bytes_),
-        torch.ones((), device="cuda"), zeros(h),
-    ]  # fmt: skip
-    return [*matrix(2 * i, h), zeros(e, 2 * i), *matrix(h, i), zeros(e, h), *shared, zeros(h)]
+    shared_gate = torch.zeros(hidden, device="cuda", dtype=dtype)
+    return [*mlp((experts,), intermediate), *mlp((), shared or 16), shared_gate]  # the op takes one where it uses none
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Step:
         for layer in caches:  # one at a time: temporaries are as large
             values = torch.randn(sizes, device="cuda", dtype=model.dtype)
             layer.copy_((values * 64).to(torch.float8_e4m3fn).view(torch.int8) if fp8 else values)
-        angles = torch.rand(length, shape.head_dim // 2, device="cuda") * 6
+        angles = torch.rand(length, (shape.rotary or shape.head_dim) // 2, device="cuda") * 6
         x = torch.randn(batch, tokens, shape.hidden, device="cuda", dtype=model.dtype)
         return cls(x, caches, torch.full((batch,), length - tokens, device="cuda"), angles.cos(), angles.sin())
 
@@ -150,24 +150,24 @@ class Step:
 Calls = list[tuple[str, Work]]  # by part, in the order in which they run
 
 
-def _normed(x: Tensor, weight: Tensor) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(x.float(), x.shape[-1:], weight.float(), EPSILON).to(x.dtype)
 
 
 @torch.compile(dynamic=False)
-def _norm(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    out.copy_(_normed(x, weight))
+def norm(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    out.copy_(rms_norm(x, weight))
 
 
 @torch.compile(dynamic=False)
-def _add(x: Tensor, y: Tensor, out: Tensor) -> None:
+def add(x: Tensor, y: Tensor, out: Tensor) -> None:
     out.copy_(x + y)
 
 
 @torch.compile(dynamic=False)
-def _route(x: Tensor, y: Tensor, weight: Tensor, router: Tensor, both: Tensor, normed: Tensor, logits: Tensor) -> None:
+def route(x: Tensor, y: Tensor, weight: Tensor, router: Tensor, both: Tensor, normed: Tensor, logits: Tensor) -> None:
     both.copy_(x + y)
-    normed.copy_(_normed(both, weight))
+    normed.copy_(rms_norm(both, weight))
     logits.copy_(functional.linear(normed, router))
 
 
@@ -177,7 +177,7 @@ def composed(host: PluginHost, model: Model, step: Step) -> tuple[Calls, Tensor]
     calls: Calls = []
     for layer, caches in zip(model.layers, step.caches, strict=True):
         normed = torch.empty_like(x)
-        calls.append(("norms", partial(_norm, x, ones, normed)))
+        calls.append(("norms", partial(norm, x, ones, normed)))
         call, qkv = plugin_linear(host, normed, layer.qkv)
         calls.append(("qkv", call))
         call, attended = attention(host, model, step, qkv, caches)
@@ -188,17 +188,17 @@ def composed(host: PluginHost, model: Model, step: Step) -> tuple[Calls, Tensor]
         if layer.router is not None:
             normed, logits = torch.empty_like(x), torch.empty(*x.shape[:2], shape.experts, device="cuda")
             arguments = (x, projected, ones, layer.router, both, normed, logits)
-            calls.append(("residual, norm and router", partial(_route, *arguments)))
-            call, y = plugin_call(host, "NVFP4MoE", _moe_inputs(layer, normed, logits), _routing(shape))
+            calls.append(("residual, norm and router", partial(route, *arguments)))
+            call, y = plugin_call(host, "NVFP4MoE", moe_inputs(layer.experts, normed, logits), _routing(shape))
             calls.append(("mlp", call))
             x = torch.empty_like(both)
-            calls.append(("residuals", partial(_add, both, y, x)))
+            calls.append(("residuals", partial(add, both, y, x)))
         else:
-            calls.append(("residuals", partial(_add, x, projected, both)))
+            calls.append(("residuals", partial(add, x, projected, both)))
             call, x = plugin_call(host, "NVFP4PersistentMLP", _mlp_inputs(both, layer), _mlp_attributes(shape))
             calls.append(("mlp", call))
     normed = torch.empty_like(x)
-    calls.append(("norms", partial(_norm, x, ones, normed)))
+    calls.append(("norms", partial(norm, x, ones, normed)))
     call, logits = plugin_linear(host, normed, model.head)
     return [*calls, ("head", call)], logits
 
@@ -210,11 +210,13 @@ def attention(host: PluginHost, model: Model, step: Step, qkv: Tensor, caches: T
     ones = model.ones(shape.head_dim)
     sinks = torch.zeros(shape.heads, device="cuda")
     inputs = [qkv, key, value, step.past_length, step.cos, step.sin, ones, ones, sinks, *scales]
-    attributes = {"heads": shape.heads, "rope": 1, "qk_norm": shape.qk_norm, "fp8_cache": int(key.dtype == torch.int8)}
-    session = host.session("CachedAttention", inputs, attributes)
-    y = torch.empty(*qkv.shape[:2], shape.heads * shape.head_dim, device="cuda", dtype=qkv.dtype)
-    workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
-    return lambda: session.enqueue(inputs, [y, key, value], workspace), y
+    attributes = {
+        "heads": shape.heads,
+        "rope": int(shape.rotary != 0),
+        "qk_norm": shape.qk_norm,
+        "fp8_cache": int(key.dtype == torch.int8),
+    }
+    return plugin_call(host, "CachedAttention", inputs, attributes, in_place=(key, value))
 
 
 def one_launch(host: PluginHost, model: Model, step: Step) -> tuple[Calls, Tensor] | None:
@@ -259,7 +261,7 @@ def one_launch(host: PluginHost, model: Model, step: Step) -> tuple[Calls, Tenso
     call, logits = plugin_linear(host, normed, model.head)
     return [
         ("layers", lambda: session.enqueue(inputs, [y, step.caches], workspace)),
-        ("norms", partial(_norm, y, model.ones(shape.hidden), normed)),
+        ("norms", partial(norm, y, model.ones(shape.hidden), normed)),
         ("head", call),
     ], logits
 
@@ -274,9 +276,9 @@ def _mlp_attributes(shape: Shape) -> dict[str, int | float]:
     return {"activation": int(shape.activation), "norm": 1, "residual": 1, "epsilon": EPSILON}
 
 
-def _moe_inputs(layer: Layer, x: Tensor, logits: Tensor) -> list[Tensor]:
+def moe_inputs(experts: list[Tensor], x: Tensor, logits: Tensor) -> list[Tensor]:
     scales = [torch.zeros((), device="cuda") for formal in OPS["NVFP4MoE"].inputs if formal.name in ACTIVATION_SCALES]
-    return [x, logits, torch.zeros(logits.shape[-1], device="cuda"), *layer.experts, *scales]
+    return [x, logits, torch.zeros(logits.shape[-1], device="cuda"), *experts, *scales]
 
 
 def _routing(shape: Shape) -> dict[str, int | float]:
@@ -310,21 +312,21 @@ class Dense:
             return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
         def before(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            by_head = linear(_normed(x, ones), weight)[:batch].view(batch, -1, shape.head_dim)
+            by_head = linear(rms_norm(x, ones), weight)[:batch].view(batch, -1, shape.head_dim)
             q, k, v = by_head.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
             if shape.qk_norm:
-                q, k = _normed(q, head_ones), _normed(k, head_ones)
+                q, k = rms_norm(q, head_ones), rms_norm(k, head_ones)
             return rotated(q, cos, sin), rotated(k, cos, sin), v.contiguous()
 
         def behind(x: Tensor, attended: Tensor, output: Tensor, up: Tensor, down: Tensor) -> Tensor:
             x = x + linear(functional.pad(attended, (0, 0, 0, self._rows - batch)), output)
-            gate, both = linear(_normed(x, ones), up).chunk(2, -1)
+            gate, both = linear(rms_norm(x, ones), up).chunk(2, -1)
             is_silu = shape.activation == Activation.SILU
             hidden = functional.silu(gate) if is_silu else functional.gelu(gate, approximate="tanh")
             return x + linear(hidden * both, down)
 
         def last(x: Tensor, head: Tensor) -> Tensor:
-            return linear(_normed(x, ones), head)
+            return linear(rms_norm(x, ones), head)
 
         self._before, self._behind, self._last = (torch.compile(f, dynamic=False) for f in (before, behind, last))
         self._weights = [tuple(map(prepared, (w.qkv, w.output, w.up, w.down))) for w in model.layers]

@@ -18,6 +18,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
         "kernels/diffusion_linears",
         "kernels/fp8_mlp",
         "kernels/fp8_moe",
+        "kernels/hybrid_steps",
         "kernels/moe",
         "kernels/quantize",
         "models/drafts",

@@ -1,32 +1,48 @@
 """A plugin host for machines without a GPU."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from trt_nvfp4.plugins.ops import OPS
+from trt_nvfp4.plugins.ops import OPS, STANDARD_OPS
 
 
 class ReferenceHost:
     """Stands for the plugin host: computes by the ops' Torch references, `wrong` times what is right."""
 
     def __init__(self, wrong: float = 1.0) -> None:
-        self.wrong, self.workspace_size, self.calls = wrong, 16, 0
+        self.wrong, self.calls = wrong, 0
 
-    @contextmanager
-    def session(self, op: str, inputs: list[torch.Tensor], attributes: dict[str, Any]) -> "Iterator[ReferenceHost]":
-        self.op, self.attributes = op, attributes
-        yield self
+    def session(self, op: str, inputs: Sequence[torch.Tensor], attributes: Mapping[str, Any]) -> "ReferenceSession":
+        return ReferenceSession(self, op, attributes)
 
-    def output_shapes(self, inputs: list[torch.Tensor]) -> list[tuple[int, ...]]:
-        return [tuple(OPS[self.op].reference(*inputs, **self.attributes).shape)]
 
-    def enqueue(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], workspace: torch.Tensor) -> None:
+class ReferenceSession:
+    """Of one node; outputs behind the first may lie where an input does."""
+
+    workspace_size = 16
+
+    def __init__(self, host: ReferenceHost, op: str, attributes: Mapping[str, Any]) -> None:
+        self.host, self.op, self.attributes = host, {**OPS, **STANDARD_OPS}[op], attributes
+
+    def __enter__(self) -> "ReferenceSession":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def output_shapes(self, inputs: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
+        return [tuple(y.shape) for y in self.run(inputs)]
+
+    def enqueue(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], workspace: torch.Tensor) -> None:
         assert workspace.numel() >= self.workspace_size
-        self.calls += 1
-        outputs[0].copy_(OPS[self.op].reference(*inputs, **self.attributes) * self.wrong)
+        assert all(x.is_contiguous() for x in [*inputs, *outputs])
+        self.host.calls += 1
+        first, *others = self.run(inputs)
+        for y, value in zip(outputs, [first * self.host.wrong, *others], strict=True):
+            assert (y.shape, y.dtype) == (value.shape, value.dtype)
+            y.copy_(value)
 
-    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [OPS[self.op].reference(*inputs, **self.attributes)]
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        found = self.op.reference(*inputs, **self.attributes)
+        return [found] if isinstance(found, torch.Tensor) else list(found)
