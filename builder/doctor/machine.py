@@ -108,7 +108,7 @@ def _compilers() -> Iterator[Check]:
         toolchain = find_nvcc()
     except ToolchainError as error:
         first, _, rest = str(error).partition("; ")
-        yield Check("nvcc", state, first, rest or f"pip install {PYPI_PACKAGES}")
+        yield Check("nvcc", state, first.partition(". ")[0], rest or f"pip install {PYPI_PACKAGES}")
     else:
         yield Check("nvcc", "ok", f"CUDA {toolchain.version}, {toolchain.nvcc}; {toolchain.host_version}")
     try:
