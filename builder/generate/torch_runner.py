@@ -6,6 +6,7 @@ For GPUs that an engine was not built for, and machines without TensorRT. Decode
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from .onnx_runner import checked_decoder
 from .torch_graph.graph import Graph
 from .torch_graph.plugins import HostedPlugins, Plugins, ReferencePlugins
 from .torch_graph.program import Program
-from .torch_logits import TorchLogits
+from .torch_logits import TorchLogits, packed
 
 _CACHE_TYPES = {
     "float32": torch.float32,
@@ -33,6 +34,8 @@ _CACHE_TYPES = {
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
 }
+#: In int64 elements: TensorRT's, which kernels may count on.
+_ALIGNMENT = 32
 
 
 def has_gpu() -> bool:
@@ -40,21 +43,49 @@ def has_gpu() -> bool:
     return torch.cuda.is_available() and torch.version.cuda is not None
 
 
+class _Inputs:
+    """The integers of a step, at addresses that stay. They go to the device in one copy."""
+
+    def __init__(self, batch: int, tokens: int, device: torch.device) -> None:
+        ends = np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in (batch * tokens, batch, batch)])
+        host = torch.zeros(int(ends[-1]), dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._host, self._device = host, host.to(device)
+        #: Once the device has read `_host`.
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+        def parts(of: Any) -> Any:
+            return of[: batch * tokens].reshape(batch, tokens), of[ends[0] :][:batch], of[ends[1] :][:batch]
+
+        self._ids, self._past, self._new = parts(host.numpy())
+        #: On the device.
+        self.tensors = dict(zip((IDS, PAST_LENGTH, NEW_LENGTH), parts(self._device), strict=True))
+
+    def put(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> None:
+        """`ids` [batch, tokens or fewer], `past` [batch], `new` [batch]."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        self._ids[:, : ids.shape[1]], self._ids[:, ids.shape[1] :] = ids, 0
+        self._past[:], self._new[:] = past, new
+        if self._copied is not None:
+            self._device.copy_(self._host, non_blocking=True)
+            self._copied.record()
+
+
 class _ShortStep:
     """Steps of one length in a program of their own: as a CUDA graph from the second step of a batch on. The first
     chooses kernels, which cannot be recorded."""
 
-    def __init__(self, program: Program, inputs: dict[str, Tensor]) -> None:
-        """`inputs`: what a recorded step reads, at addresses that stay."""
+    def __init__(self, program: Program, inputs: _Inputs) -> None:
         self.program, self.inputs = program, inputs
         self._graph: torch.cuda.CUDAGraph | None = None
         self._outputs: list[Tensor] = []
         self._runs = 0
 
-    def run(self, run: Callable[[Program, dict[str, Tensor]], list[Tensor]]) -> list[Tensor]:
+    def run(self, run: Callable[[Program, _Inputs], list[Tensor]]) -> list[Tensor]:
         """The outputs of one step; `run` computes one."""
         self._runs += 1
-        if self._graph is None and self._runs == 2 and self.inputs[IDS].is_cuda and not self.program.waits:
+        on_gpu = self.inputs.tensors[IDS].is_cuda
+        if self._graph is None and self._runs == 2 and on_gpu and not self.program.waits:
             self._graph = torch.cuda.CUDAGraph()
             # NCCL's own thread asks for events meanwhile.
             mode = "thread_local" if distributed.is_initialized() else "global"
@@ -113,25 +144,18 @@ class TorchRunner:
         self, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1, previous: np.ndarray | None = None
     ) -> TorchLogits:
         tokens = padded_step(ids.shape[1], int(past.max()), self.decoder.capacity)
-        padding = (0, tokens - ids.shape[1])
-        given = {IDS: np.pad(ids, ((0, 0), padding)), PAST_LENGTH: past, NEW_LENGTH: new}
+        short = self._short_step(tokens) if tokens <= LOGIT_TOKENS else None
+        inputs = self._inputs(tokens) if short is None else short.inputs
+        inputs.put(ids, past, new)
         if previous is not None:
-            given[PREVIOUS_HIDDEN] = np.pad(previous, ((0, 0), padding, (0, 0)))
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in given.items()}
-        if previous is not None:
-            tensors[PREVIOUS_HIDDEN] = tensors[PREVIOUS_HIDDEN].to(_CACHE_TYPES[self.decoder.cache_dtype])
-        if tokens > LOGIT_TOKENS:
-            on_device = {name: tensor.to(self._device) for name, tensor in tensors.items()}
-            logits, *self._hidden = self._run(self._prefill, on_device)
+            inputs.tensors[PREVIOUS_HIDDEN][:, : ids.shape[1]] = torch.from_numpy(previous)
+        if short is None:
+            likeliest, (logits, *self._hidden) = None, self._run(self._prefill, inputs)
         else:
-            if tokens not in self._short:
-                inputs = {name: torch.empty_like(tensor, device=self._device) for name, tensor in tensors.items()}
-                self._short[tokens] = _ShortStep(self._program(), inputs)
-            short = self._short[tokens]
-            for name, tensor in tensors.items():
-                short.inputs[name].copy_(tensor)
-            logits, *self._hidden = short.run(self._run)
-        return TorchLogits.of_tokens(logits, logit_rows(self.decoder, logits.shape[1], new, count))
+            likeliest, logits, *self._hidden = short.run(self._run_greedy)
+        if logits.shape[1] == 1:
+            return TorchLogits(logits[:, 0], likeliest=likeliest)
+        return TorchLogits.of_tokens(logits, logit_rows(self.decoder, logits.shape[1], new, count), likeliest)
 
     def hidden(self) -> np.ndarray:
         found: np.ndarray = self._hidden[0].float().cpu().numpy()
@@ -156,9 +180,26 @@ class TorchRunner:
         self._forget()
         self._prefill.close()
 
-    def _run(self, program: Program, inputs: dict[str, Tensor]) -> list[Tensor]:
+    def _inputs(self, tokens: int) -> _Inputs:
+        found = _Inputs(self._batch, tokens, self._device)
+        if self.decoder.takes_hidden:
+            shape, dtype = (self._batch, tokens, self.decoder.hidden_size), _CACHE_TYPES[self.decoder.cache_dtype]
+            found.tensors[PREVIOUS_HIDDEN] = torch.zeros(shape, dtype=dtype, device=self._device)
+        return found
+
+    def _short_step(self, tokens: int) -> _ShortStep:
+        if tokens not in self._short:
+            self._short[tokens] = _ShortStep(self._program(), self._inputs(tokens))
+        return self._short[tokens]
+
+    def _run_greedy(self, program: Program, inputs: _Inputs) -> list[Tensor]:
+        """The likeliest token of each row of logits, before what `_run` gives."""
+        found = self._run(program, inputs)
+        return [packed(found[0].flatten(0, 1), 1), *found]
+
+    def _run(self, program: Program, inputs: _Inputs) -> list[Tensor]:
         """Logits and, where the decoder gives them out, hidden states."""
-        outputs = program.run({**inputs, **self._caches})
+        outputs = program.run({**inputs.tensors, **self._caches})
         for cache, present in zip(
             self._caches.values(), (outputs[name] for name in self.decoder.presents), strict=True
         ):

@@ -29,6 +29,9 @@ def test_the_likeliest_are_those_of_the_host_with_many_equal_logits(
     assert (found.ids.dtype, found.values.dtype) == (np.int64, np.float32)
     assert found.finite.all()
     assert (logits.rows([5, 0]).rows([1]).host() == last[[0]]).all()
+    repeated = np.array([[0, 1, 2, 3], [0, 0, 0, 0], [0, 0, 1, 2]])  # as many as there are, of shorter sequences
+    last = np.take_along_axis(values.float().cpu().numpy(), repeated[..., None], 1).reshape(12, -1)
+    assert (TorchLogits.of_tokens(values, repeated).host() == last).all()
 
 
 @pytest.mark.parametrize("count", [1, 3])

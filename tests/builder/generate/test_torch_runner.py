@@ -9,8 +9,10 @@ import pytest
 import torch
 from generated_ids import generated
 
+from onnx_models.tiny_decoder import VOCAB
 from trt_nvfp4.builder.errors import ModelFaultError, UnavailableError, UsageError
 from trt_nvfp4.builder.generate import Generator
+from trt_nvfp4.builder.generate.logits import HostLogits
 from trt_nvfp4.builder.generate.loop import advance, prefill
 from trt_nvfp4.builder.generate.onnx_runner import OnnxRunner
 from trt_nvfp4.builder.generate.open import open_runner
@@ -47,6 +49,42 @@ def test_caches_are_updated_in_place_and_steps_of_one_shape_recompute_no_shape(t
     ops = [step.node.op for step in runner._short[1].program._steps]
     assert not {"Shape", "Range", "Squeeze"} & set(ops)
     assert not runner._short[1].program.waits
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_recorded_steps_give_their_own_logits_and_the_likeliest_of_them(
+    device: str, tiny_of: Any, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """Steps of 1 to 16 tokens in any order, of which some are read and the next follows at once behind others; rows of
+    unequal length; against ONNX Runtime."""
+    tiny = tiny_of(capacity=400, max_batch=3)
+    model = tiny.save(tmp_path / "model.onnx")
+    runner, reference = TorchRunner(model, device), OnnxRunner(model)
+    for _ in range(2):  # recorded in the second
+        for each in (runner, reference):
+            each.start(3)
+        past = np.zeros(3, np.int64)
+        for number in range(60):
+            width = int(rng.integers(1, 17)) if number % 3 else 1
+            ids = rng.integers(0, VOCAB, (3, width))
+            new = np.maximum(width - rng.integers(0, 3, 3), 1)
+            count = int(rng.integers(1, width + 1))
+            found, expected = (each.step(ids, past, new, count) for each in (runner, reference))
+            past = past + rng.integers(1, 1 + new)
+            if rng.random() < 0.5:
+                continue
+            host = found.host().copy()
+            valid = np.arange(count) >= count - new[:, None]
+            np.testing.assert_allclose(host[valid.ravel()], expected.host()[valid.ravel()], rtol=1e-3, atol=1e-3)
+            numbers = rng.permutation(3 * count)[:2].tolist()
+            for logits, values in ((found, host), (found.rows(numbers), host[numbers])):
+                for most in (1, 5):
+                    likeliest, same = logits.likeliest(most), HostLogits(values).likeliest(most)
+                    assert (likeliest.ids == same.ids).all()
+                    assert (likeliest.values == same.values).all()
+                    assert likeliest.finite.all()
+    if device == "cuda":
+        assert all(step._graph is not None for step in runner._short.values())
 
 
 def test_runners_by_name(tiny: Any, tmp_path: Path) -> None:
