@@ -36,6 +36,8 @@ _CACHE_TYPES = {
 }
 #: In int64 elements: TensorRT's, which kernels may count on.
 _ALIGNMENT = 32
+#: Longer steps, or of more tokens in all, are computed as they come: the GPU has enough to do meanwhile.
+_LONGEST_RECORDED, _MOST_RECORDED = 512, 8192
 
 
 def has_gpu() -> bool:
@@ -71,12 +73,13 @@ class _Inputs:
             self._copied.record()
 
 
-class _ShortStep:
+class _RecordedStep:
     """Steps of one length in a program of their own: as a CUDA graph from the second step of a batch on. The first
     chooses kernels, which cannot be recorded."""
 
-    def __init__(self, program: Program, inputs: _Inputs) -> None:
-        self.program, self.inputs = program, inputs
+    def __init__(self, program: Program, inputs: _Inputs, pool: Any) -> None:
+        """`pool`: the memory of a graph's temporaries, which graphs may share that run one behind the other."""
+        self.program, self.inputs, self._pool = program, inputs, pool
         self._graph: torch.cuda.CUDAGraph | None = None
         self._outputs: list[Tensor] = []
         self._runs = 0
@@ -89,7 +92,7 @@ class _ShortStep:
             self._graph = torch.cuda.CUDAGraph()
             # NCCL's own thread asks for events meanwhile.
             mode = "thread_local" if distributed.is_initialized() else "global"
-            with torch.cuda.graph(self._graph, capture_error_mode=mode):
+            with torch.cuda.graph(self._graph, self._pool, capture_error_mode=mode):
                 self._outputs = run(self.program, self.inputs)
         if self._graph is None:
             return run(self.program, self.inputs)
@@ -98,8 +101,8 @@ class _ShortStep:
 
 
 class TorchRunner:
-    """Caches are allocated once per batch and updated in place. Steps of few tokens run as CUDA graphs, one for each
-    length, to which shorter ones are padded."""
+    """Caches are allocated once per batch and updated in place. Steps run as CUDA graphs, one for each of some lengths,
+    to which shorter ones are padded, but for the longest."""
 
     def __init__(self, model: Path, device: str | None = None, progress: Progress | None = None) -> None:
         """`model` is an exported or rewritten ONNX file; `device` "cuda" or "cpu" (default: the GPU, if there is one).
@@ -124,7 +127,8 @@ class TorchRunner:
         #: The last step's, or none.
         self._hidden: list[Tensor] = []
         #: By their lengths.
-        self._short: dict[int, _ShortStep] = {}
+        self._recorded: dict[int, _RecordedStep] = {}
+        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
 
     def start(self, batch: int) -> None:
         if batch == self._batch:
@@ -143,16 +147,18 @@ class TorchRunner:
     def step(
         self, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1, previous: np.ndarray | None = None
     ) -> TorchLogits:
-        tokens = padded_step(ids.shape[1], int(past.max()), self.decoder.capacity)
-        short = self._short_step(tokens) if tokens <= LOGIT_TOKENS else None
-        inputs = self._inputs(tokens) if short is None else short.inputs
+        tokens = self._length(ids.shape[1], int(past.max()))
+        recorded = self._recorded_step(tokens) if self._is_recorded(tokens) else None
+        inputs = self._inputs(tokens) if recorded is None else recorded.inputs
         inputs.put(ids, past, new)
         if previous is not None:
             inputs.tensors[PREVIOUS_HIDDEN][:, : ids.shape[1]] = torch.from_numpy(previous)
-        if short is None:
+        if recorded is None:
             likeliest, (logits, *self._hidden) = None, self._run(self._prefill, inputs)
+        elif tokens > LOGIT_TOKENS:
+            likeliest, (logits, *self._hidden) = None, recorded.run(self._run)
         else:
-            likeliest, logits, *self._hidden = short.run(self._run_greedy)
+            likeliest, logits, *self._hidden = recorded.run(self._run_greedy)
         if logits.shape[1] == 1:
             return TorchLogits(logits[:, 0], likeliest=likeliest)
         return TorchLogits.of_tokens(logits, logit_rows(self.decoder, logits.shape[1], new, count), likeliest)
@@ -187,10 +193,25 @@ class TorchRunner:
             found.tensors[PREVIOUS_HIDDEN] = torch.zeros(shape, dtype=dtype, device=self._device)
         return found
 
-    def _short_step(self, tokens: int) -> _ShortStep:
-        if tokens not in self._short:
-            self._short[tokens] = _ShortStep(self._program(), self._inputs(tokens))
-        return self._short[tokens]
+    def _length(self, tokens: int, longest_past: int) -> int:
+        """The length that a step is padded to, so that few are recorded: behind the short ones a power of two, or three
+        quarters of one."""
+        if tokens <= LOGIT_TOKENS or tokens > _LONGEST_RECORDED or self._pool is None:
+            return padded_step(tokens, longest_past, self.decoder.capacity)
+        power = 1 << (tokens - 1).bit_length()
+        padded = power * 3 // 4 if tokens <= power * 3 // 4 else power
+        return padded if longest_past + padded <= self.decoder.capacity else tokens
+
+    def _is_recorded(self, tokens: int) -> bool:
+        if tokens <= LOGIT_TOKENS:
+            return True
+        is_small = tokens <= _LONGEST_RECORDED and self._batch * tokens <= _MOST_RECORDED
+        return self._pool is not None and is_small and tokens == self._length(tokens, 0)
+
+    def _recorded_step(self, tokens: int) -> _RecordedStep:
+        if tokens not in self._recorded:
+            self._recorded[tokens] = _RecordedStep(self._program(), self._inputs(tokens), self._pool)
+        return self._recorded[tokens]
 
     def _run_greedy(self, program: Program, inputs: _Inputs) -> list[Tensor]:
         """The likeliest token of each row of logits, before what `_run` gives."""
@@ -211,9 +232,9 @@ class TorchRunner:
     def _forget(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        for short in self._short.values():
-            short.program.close()
-        self._caches, self._saved, self._short, self._batch = {}, {}, {}, 0
+        for step in self._recorded.values():
+            step.program.close()
+        self._caches, self._saved, self._recorded, self._batch = {}, {}, {}, 0
 
 
 def plugins_of(graph: Graph, on_gpu: bool, progress: Progress | None) -> Callable[[], Plugins]:
