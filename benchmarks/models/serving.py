@@ -28,8 +28,8 @@ from benchmarks.models.server import Answer, metrics, one_after_another, served,
 from trt_nvfp4.builder.generate import Generator
 from trt_nvfp4.builder.generate.open import opened
 from trt_nvfp4.builder.serve.fair_queue import FairQueue
-from trt_nvfp4.builder.serve.request import Request
-from trt_nvfp4.builder.serve.scheduler import Scheduler
+from trt_nvfp4.builder.serve.request import Generated, Request
+from trt_nvfp4.builder.serve.scheduler import Scheduler, Told
 
 RUNNING = 7
 Prompts = list[list[int]]
@@ -90,20 +90,27 @@ def by_server(contest: Contest, port: int, clients: Any) -> Callable[[list[Promp
 
 
 def by_scheduler(contest: Contest, model: Path, runner: Any, slots: int, stack: ExitStack) -> Any:
-    queue = FairQueue(slots)
-    scheduler = Scheduler(opened(model, stack, runner=runner)[0], slots, queue)
+    queue, answers = FairQueue(slots), dict[Request, Answer]()
+
+    def deliver(told: list[Told]) -> None:
+        now = time.perf_counter()
+        for request, event in told:
+            if isinstance(event, Generated):
+                answers[request].tokens.append(now)
+
+    scheduler = Scheduler(opened(model, stack, runner=runner)[0], slots, queue, deliver)
     scheduler.warm_up()
 
     def run(rounds: list[Prompts]) -> dict[str, float]:
-        before, answers = scheduler.statistics.steps, []
+        before = scheduler.statistics.steps
+        answers.clear()
         for prompts in rounds:
-            for prompt in prompts:
-                answers.append(Answer(time.perf_counter(), []))
-                times = answers[-1].tokens
-                queue.put(Request(prompt, contest.new, lambda _, times=times: times.append(time.perf_counter())))
+            requests = [Request(prompt, contest.new) for prompt in prompts]
+            answers.update({request: Answer(time.perf_counter(), []) for request in requests})
+            queue.put(*requests)
             while scheduler.step():
                 pass
-        return {**of_answers(answers), "steps": float(scheduler.statistics.steps - before)}
+        return {**of_answers(list(answers.values())), "steps": float(scheduler.statistics.steps - before)}
 
     return run
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trt_nvfp4.builder.serve.protocol import ChatRequest, Common, CompletionRequest
-from trt_nvfp4.builder.serve.request import Event, Generated, PromptScored, Score
+from trt_nvfp4.builder.serve.request import Generated, PromptScored, Score
 from trt_nvfp4.builder.serve.tool_calls import calls_in
 
 TokenText = Callable[[int], str]
@@ -45,12 +45,11 @@ class Answer(ABC):
         self.choices = [_Choice() for _ in range(choices)]
         self._has_usage = body.stream_options.get("include_usage", False)
 
-    def add(self, number: int, text: str, event: Event) -> dict[str, Any] | None:
+    def add(self, number: int, text: str, event: Generated | PromptScored) -> dict[str, Any] | None:
         """Take in a piece; returns the chunk that a stream gets for it, None for no chunk."""
         choice = self.choices[number]
         if isinstance(event, PromptScored):
             choice.prompt_scores += event.scores
-        if not isinstance(event, Generated):
             return None
         choice.add(text, event)
         found = self._chunk(number, text, event)

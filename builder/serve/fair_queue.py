@@ -23,13 +23,14 @@ class FairQueue:
     def __len__(self) -> int:
         return self._count
 
-    def put(self, request: Request) -> None:
-        """Raises QueueFullError."""
+    def put(self, *requests: Request) -> None:
+        """Raises QueueFullError where not all have room."""
         with self._lock:
-            if self._count >= self._longest:
-                raise QueueFullError(f"{self._count} requests wait already")
-            self._waiting.setdefault(request.client, deque()).append(request)
-            self._count += 1
+            if self._count + len(requests) > self._longest:
+                raise QueueFullError(f"{self._count} requests wait already; try again later")
+            for request in requests:
+                self._waiting.setdefault(request.client, deque()).append(request)
+            self._count += len(requests)
 
     def take(self) -> Request | None:
         """Removes and returns the next client's oldest request, None if none waits. The client then goes to the end of

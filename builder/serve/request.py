@@ -1,9 +1,9 @@
 """One prompt to continue, as the scheduler takes it, and the events that it gives back."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from trt_nvfp4.builder.generate.loop import Finish
 from trt_nvfp4.builder.generate.sampling import Sampling
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """A token's log probability, and the likeliest tokens at its place as (id, log probability)."""
 
     logprob: float
@@ -20,7 +19,14 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Generated:
+class Started:
+    """The request has a slot: the tokens of its prompt, and how many of them were cached already."""
+
+    prompt_tokens: int
+    reused: int
+
+
+class Generated(NamedTuple):
     """The next token; `finish` is set on a request's last one, `score` where log probabilities are wanted."""
 
     id: int
@@ -39,11 +45,11 @@ class PromptScored:
 class Failed:
     """The request ended without its last token."""
 
-    reason: Literal["deadline", "model", "request", "stopped"]
+    reason: Literal["deadline", "full", "model", "request"]
     message: str
 
 
-Event = Generated | PromptScored | Failed
+Event = Started | Generated | PromptScored | Failed
 
 
 class Constraint(Protocol):
@@ -58,28 +64,22 @@ class Constraint(Protocol):
 
 @dataclass(eq=False)
 class Request:
-    """`emit` is called from the scheduler's thread, in order. `ends(token)` says whether the text ends with a token
-    that is not one of `stop`; it sees each token once, before its event.
-
-    `number` tells choices of one prompt with one seed apart. `top_scores`: how many of the likeliest tokens to score;
-    None: no scores. `deadline`: a time of the scheduler's clock.
+    """`number` tells choices of one prompt with one seed apart. `top_scores`: how many of the likeliest tokens to
+    score; None: no scores. `deadline`: a time of the scheduler's clock. `key`: what its owner knows it by.
     """
 
     prompt: Sequence[int]
     max_new_tokens: int
-    emit: Callable[[Event], None]
     sampling: Sampling = field(default_factory=Sampling)
     stop: frozenset[int] = frozenset()
-    ends: Callable[[int], bool] | None = None
     constraint: Constraint | None = None
     number: int = 0
     top_scores: int | None = None
     scores_prompt: bool = False
     client: str = ""
     deadline: float = math.inf
+    key: int = 0
     #: Images whose tokens the prompt has, which last as long as this.
     pictures: Sequence[object] = ()
     #: Set by whoever waits no longer.
     is_cancelled: bool = False
-    #: Prompt tokens that were cached already; set by the scheduler.
-    reused: int = 0

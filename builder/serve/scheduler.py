@@ -20,9 +20,10 @@ from trt_nvfp4.builder.model.decoder_contract import LOGIT_TOKENS
 from trt_nvfp4.builder.serve.choice import Choice
 from trt_nvfp4.builder.serve.fair_queue import FairQueue
 from trt_nvfp4.builder.serve.pace import Pace
-from trt_nvfp4.builder.serve.request import Event, Failed, PromptScored, Request
+from trt_nvfp4.builder.serve.request import Event, Failed, PromptScored, Request, Started
 from trt_nvfp4.builder.serve.slots import Place, Slot, place
 
+Told = tuple[Request, Event]
 # Tokens of a row in a step that no sequence waits for.
 _WIDEST = 512
 
@@ -80,11 +81,11 @@ class Scheduler:
     """
 
     def __init__(
-        self, runner: SlotRunner, slots: int, queue: FairQueue, drafter: Drafter | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, runner: SlotRunner, slots: int, queue: FairQueue, deliver: Callable[[list[Told]], None],
+        drafter: Drafter | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`slots`: sequences at once. `drafter`: for a decoder without recurrent states. Raises UsageError for more
-        slots than the decoder or the drafter takes."""
+        """`slots`: sequences at once. `deliver` takes a step's events, in order. `drafter`: for a decoder without
+        recurrent states. Raises UsageError for more slots than the decoder or the drafter takes."""
         decoder = runner.decoder
         if slots > decoder.max_batch:
             raise UsageError(
@@ -98,7 +99,7 @@ class Scheduler:
         self.capacity = min(decoder.capacity, decoder.recompute_length or decoder.capacity)
         self.slots = [Slot[_Running](row) for row in range(slots)]
         self.statistics = Statistics()
-        self._events: list[tuple[Request, Event]] = []
+        self._send, self._events = deliver, list[Told]()
         self._pace = Pace(min(runner.longest_step, decoder.capacity, _WIDEST))
         self.drafting = Drafting(drafter)
         runner.start(slots)
@@ -172,19 +173,9 @@ class Scheduler:
 
     def _deliver(self) -> None:
         """Give the events out that have come since the last time."""
-        events, self._events = self._events, []
-        for request, event in events:
-            request.emit(event)
-
-    def fail(self, why: Failed) -> None:
-        """End all requests, those that wait too."""
-        self._deliver()
-        for slot in self.slots:
-            if slot.running is not None:
-                slot.running.request.emit(why)
-                slot.running, slot.cached = None, []
-        while (request := self._queue.take()) is not None:
-            request.emit(why)
+        if self._events:
+            events, self._events = self._events, []
+            self._send(events)
 
     def _drop(self) -> None:
         """End the requests that nobody waits for, or for too long."""
@@ -219,7 +210,7 @@ class Scheduler:
         slot.used = 1 + max(each.used for each in self.slots)
         slot.running = _Running(request)
         self.drafting.begin(slot.row, slot.row if found.source is None else found.source.row, found.reused)
-        request.reused = found.reused
+        self._emit(request, Started(len(request.prompt), found.reused))
         self.statistics.prompt_tokens += len(request.prompt)
         self.statistics.reused_tokens += found.reused
 
@@ -318,7 +309,7 @@ class Scheduler:
 
     def _finish(self, running: _Running, token: int) -> Finish | None:
         request = running.request
-        if token in request.stop or (request.ends is not None and request.ends(token)) or running.choice.is_complete:
+        if token in request.stop or running.choice.is_complete:
             return "stop"
         if running.left == 0:
             return "length"

@@ -5,6 +5,8 @@ import io
 import json
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,8 @@ from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
 from trt_nvfp4.builder.model.decoder_contract import TOKENIZER, CacheOptions
 from trt_nvfp4.builder.serve import prompts
 from trt_nvfp4.builder.serve.fair_queue import FairQueue
-from trt_nvfp4.builder.serve.request import Event, Generated, Request
-from trt_nvfp4.builder.serve.scheduler import Scheduler
+from trt_nvfp4.builder.serve.request import Event, Generated, Request, Started
+from trt_nvfp4.builder.serve.scheduler import Scheduler, Told
 
 from .families import saved
 from .test_families import exported, size_of
@@ -55,6 +57,18 @@ def pixels_for(slots: PictureSlots, rng: np.random.Generator) -> np.ndarray:
     return found
 
 
+def into(events: dict[Request, list[Event]]) -> Callable[[list[Told]], None]:
+    def deliver(told: list[Told]) -> None:
+        for request, event in told:
+            events[request].append(event)
+
+    return deliver
+
+
+def ids(events: list[Event]) -> list[int]:
+    return [event.id for event in events if isinstance(event, Generated)]
+
+
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "llava", "qwen3_vl"])
 @pytest.mark.parametrize("most", [None, 1])
 def test_texts_are_those_of_the_pipeline(
@@ -66,7 +80,8 @@ def test_texts_are_those_of_the_pipeline(
     slots, queue = PictureSlots(folder), FairQueue(10)
     if most is not None:
         slots._most = most * slots._tokens
-    scheduler = Scheduler(slots, 3, queue)
+    events: dict[Request, list[Event]] = defaultdict(list)
+    scheduler = Scheduler(slots, 3, queue, into(events))
     seen = [pixels_for(slots, rng) for _ in range(2)]
     token = slots.image_token
     texts: list[tuple[list[int], list[np.ndarray]]] = [
@@ -77,46 +92,48 @@ def test_texts_are_those_of_the_pipeline(
     ]
     asked = []
     for number, (text, images) in enumerate(texts):
-        events: list[Event] = []
         pictures = [slots.see(each) for each in images]
         prompt = slots.placed(text, pictures) if images else text
         # A generated mark of an image has no feature.
-        asked.append((Request(prompt, 8, events.append, stop=frozenset([token]), pictures=pictures), events))
-        scheduler.check(asked[-1][0])
-        queue.put(asked[-1][0])
+        asked.append(Request(prompt, 8, stop=frozenset([token]), pictures=pictures))
+        scheduler.check(asked[-1])
+        queue.put(asked[-1])
         while number == 2 and scheduler.step():
             pass
         scheduler.step()
     del pictures
     while scheduler.step():
         pass
-    assert asked[3][0].reused >= slots._tokens + 2
+    started = events[asked[3]][0]
+    assert isinstance(started, Started)
+    assert started.reused >= slots._tokens + 2
     with Pipeline(folder) as pipeline:
-        for (text, images), (_, events) in zip(texts, asked, strict=True):
+        for (text, images), request in zip(texts, asked, strict=True):
             given = {} if not images else {"images": np.stack(images)}
             expected = pipeline.generate([text], **given, max_new_tokens=8, stop=[token]).generations[0]
-            assert [event.id for event in events if isinstance(event, Generated)] == expected.token_ids
+            assert ids(events[request]) == expected.token_ids
 
 
 def test_a_spelt_mark_takes_no_feature_of_others(tmp_path: Path, seed: int, rng: np.random.Generator) -> None:
     folder = parts_of("llava", tmp_path, seed)
     slots, queue = PictureSlots(folder), FairQueue(10)
-    scheduler = Scheduler(slots, 2, queue)
+    events: dict[Request, list[Event]] = defaultdict(list)
+    scheduler = Scheduler(slots, 2, queue, into(events))
     picture = slots.see(pixels_for(slots, rng))
     found = []
     for beside in (False, True):
-        events: list[Event] = []
         if beside:
-            queue.put(Request([3, slots.image_token, 4], 4, lambda _: None))
-        queue.put(Request(slots.placed([5, slots.image_token], [picture]), 4, events.append, pictures=[picture]))
+            queue.put(Request([3, slots.image_token, 4], 4))
+        request = Request(slots.placed([5, slots.image_token], [picture]), 4, pictures=[picture])
+        queue.put(request)
         while scheduler.step():
             pass
-        found.append([event.id for event in events if isinstance(event, Generated)])
+        found.append(ids(events[request]))
     assert found[0] == found[1]
     # Texts that begin alike continue a row: it forgets the images of those before.
     for _ in range(4):
         picture = slots.see(pixels_for(slots, rng))
-        queue.put(Request(slots.placed([5, slots.image_token], [picture]), 4, lambda _: None, pictures=[picture]))
+        queue.put(Request(slots.placed([5, slots.image_token], [picture]), 4, pictures=[picture]))
         while scheduler.step():
             pass
     assert max(map(len, slots._held)) == 1

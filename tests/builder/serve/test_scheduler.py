@@ -28,10 +28,11 @@ from trt_nvfp4.builder.generate.sampling import Sampling
 from trt_nvfp4.builder.generate.tensorrt_runner import TensorRTRunner
 from trt_nvfp4.builder.generate.torch_runner import TorchRunner
 from trt_nvfp4.builder.model.decoder_contract import CacheOptions
+from trt_nvfp4.builder.serve.engine import Numbers
 from trt_nvfp4.builder.serve.fair_queue import FairQueue, QueueFullError
 from trt_nvfp4.builder.serve.metrics import Metrics
-from trt_nvfp4.builder.serve.request import Event, Failed, Generated, PromptScored, Request
-from trt_nvfp4.builder.serve.scheduler import Scheduler
+from trt_nvfp4.builder.serve.request import Event, Failed, Generated, PromptScored, Request, Started
+from trt_nvfp4.builder.serve.scheduler import Scheduler, Told
 
 SLOTS = 4
 
@@ -43,19 +44,25 @@ def tiny(rng: np.random.Generator) -> TinyDecoder:
 
 @dataclass
 class Served:
-    """A scheduler, the times of its clock, and the sizes of its decoder's steps."""
+    """A scheduler, what it gives out, the times of its clock, and the sizes of its decoder's steps."""
 
     scheduler: Scheduler
     queue: FairQueue
+    events: dict[Request, list[Event]]
+    told: list[Told]
     now: float = 0.0
     steps: list[tuple[list[int], list[int], int]] = field(default_factory=list)
 
     def ask(self, prompt: list[int], count: int = 8, **more: Any) -> tuple[Request, list[Event]]:
-        events: list[Event] = []
-        request = Request(prompt, count, events.append, **more)
+        request = Request(prompt, count, **more)
+        events = self.events[request] = []
         self.scheduler.check(request)
         self.queue.put(request)
         return request, events
+
+    def reused(self, request: Request) -> int:
+        (started,) = (event for event in self.events[request] if isinstance(event, Started))
+        return started.reused
 
     def run(self) -> None:
         while self.scheduler.step():
@@ -68,7 +75,15 @@ def served(
     """`drafts`: by n-grams, unless a `drafter` is given."""
     queue = FairQueue(longest)
     chosen = drafter or (NgramDrafter() if drafts and not runner.decoder.states else None)
-    found = Served(Scheduler(runner, slots, queue, chosen, lambda: found.now), queue)
+    events: dict[Request, list[Event]] = {}
+    all_told: list[Told] = []
+
+    def deliver(told: list[Told]) -> None:
+        all_told.extend(told)
+        for request, event in told:
+            events[request].append(event)
+
+    found = Served(Scheduler(runner, slots, queue, deliver, chosen, lambda: found.now), queue, events, all_told)
     step = runner.step
 
     def noted(ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> Any:
@@ -142,7 +157,7 @@ def test_each_text_is_that_of_a_lone_run(
     for request, events in asked:
         found = ids(events)
         if request.is_cancelled:
-            assert all(isinstance(event, Generated) for event in events)
+            assert all(isinstance(event, (Started, Generated)) for event in events)
             continue
         steps = generate_ids(lone, [list(request.prompt)], request.max_new_tokens, request.sampling)
         expected = [token for step in steps for token in step]
@@ -202,8 +217,9 @@ def test_a_drafter_goes_on_behind_a_reused_prompt(tiny: TinyDecoder, rng: np.ran
             now - then for now, then in zip((statistics.drafted, statistics.accepted), before, strict=True)
         )
         assert drafted == accepted > 0
-    engine: Any = SimpleNamespace(scheduler=server.scheduler, queue=server.queue)
-    shown = generate_latest(Metrics(engine).registry).decode()
+    numbers = Numbers(0, 0, SLOTS, 0.0, server.scheduler.statistics, statistics)
+    decoder: Any = SimpleNamespace(numbers=numbers)
+    shown = generate_latest(Metrics(decoder).registry).decode()
     for place, (drafted, accepted) in enumerate(statistics.by_position, 1):
         assert f'trt_nvfp4_drafted_tokens_by_place_total{{place="{place}"}} {drafted}.0' in shown
         assert f'trt_nvfp4_accepted_tokens_by_place_total{{place="{place}"}} {accepted}.0' in shown
@@ -220,7 +236,7 @@ def test_a_long_prompt_goes_in_pieces_between_the_tokens_of_others(tiny: TinyDec
     server.scheduler.step()
     _, long = server.ask([3] * 45, 2)
     before, begun = len(short), len(server.steps)
-    while not long:
+    while not ids(long):
         server.scheduler.step()
     pieces = server.steps[begun:]
     assert [width for *_, width in pieces] == [4] * 11 + [1]
@@ -243,14 +259,14 @@ def test_a_second_turn_takes_its_new_tokens_only(tiny: TinyDecoder, tmp_path: Pa
     request, second = server.ask(turn, 4)
     begun = len(server.steps)
     server.run()
-    assert request.reused == len(turn) - 3  # the last token of an answer is not cached
+    assert server.reused(request) == len(turn) - 3  # the last token of an answer is not cached
     assert max(server.steps[begun][1]) == 3
     assert ids(second) == tiny.greedy(turn, 4)
     _, running = server.ask([*first[:16], 1], 25)
     server.scheduler.step()
     request, copied = server.ask([*first, 3], 4)  # the other slots' beginning, of one that runs
     server.run()
-    assert request.reused >= 16
+    assert server.reused(request) >= 16
     assert ids(copied) == tiny.greedy([*first, 3], 4)
     assert ids(running) == tiny.greedy([*first[:16], 1], 25)
 
@@ -268,7 +284,7 @@ def test_a_second_turn_of_2000_tokens(rng: np.random.Generator, tmp_path: Path) 
     request, second = server.ask(turn, 2)
     begun = len(server.steps)
     server.run()
-    assert request.reused == 2005
+    assert server.reused(request) == 2005
     assert sum(max(new) for _, new, _ in server.steps[begun:]) == 10 + 1  # the prompt's new tokens, one generated
     assert ids(second) == tiny.greedy(turn, 2)
 
@@ -291,24 +307,23 @@ def test_scores_are_those_of_all_tokens_at_once(tiny: TinyDecoder, rng: np.rando
 
 def test_clients_take_turns_and_late_or_unwanted_requests_end(tiny: TinyDecoder, tmp_path: Path) -> None:
     server = served(onnx_runner(tiny, tmp_path), slots=1, longest=5)
-    order: list[str] = []
     for client in ("a", "a", "a", "b"):
-        request, _ = server.ask([1], 1, client=client)
-        request.emit = lambda event, client=client: order.append(client)
+        server.ask([1], 1, client=client)
     _, late = server.ask([1], 1, deadline=5.0)
     with pytest.raises(QueueFullError):
         server.ask([1], 1)
     server.now = 6.0
     server.run()
+    order = [request.client for request, event in server.told if isinstance(event, Generated)]
     assert order == ["a", "b", "a", "a"]
     assert [type(event) for event in late] == [Failed]
-    request, running = server.ask([1], 20, deadline=7.0)
+    _, running = server.ask([1], 20, deadline=7.0)
     server.scheduler.step()
     server.now = 8.0
     server.run()
     assert isinstance(running[-1], Failed)
     assert running[-1].reason == "deadline"
-    assert 1 < len(running) < 20
+    assert 2 < len(running) < 21
 
 
 def test_a_text_whose_logits_are_no_numbers_leaves_the_others_be(tiny: TinyDecoder, tmp_path: Path) -> None:
@@ -319,7 +334,7 @@ def test_a_text_whose_logits_are_no_numbers_leaves_the_others_be(tiny: TinyDecod
     _, right = server.ask([1, 2], 5)
     server.run()
     assert [event.reason for event in (*wrong, *scored) if isinstance(event, Failed)] == ["model"] * 2
-    assert len(wrong) == len(scored) == 1
+    assert len(wrong) == len(scored) == 2
     assert len(ids(right)) == 5 or 7 in ids(right)
     after = [server.ask([1, token], 5)[1] for token in (3, 4, 5, 6)]
     server.run()
@@ -355,5 +370,5 @@ def test_a_hybrids_states_are_those_of_its_own_text(tmp_path: Path, rng: np.rand
     turn = [*prompts[-1], *ids(asked[-1][1]), 5]
     request, events = server.ask(turn, 5)
     server.run()
-    assert request.reused == len(turn) - 2
+    assert server.reused(request) == len(turn) - 2
     assert_same(model, turn, ids(events), generated(runner, [turn], 5)[0])
