@@ -80,13 +80,33 @@ class PartsRunner:
     def restore_states(self, rows: Sequence[int]) -> None:
         """Parts keep no recurrent states."""
 
+    def step_row(self, row: int, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> HostLogits:
+        whole, positions = self._caches, self._next
+        self._caches, self._next = self._one_row(), positions[row : row + 1]
+        try:
+            for name, cache in whole.items():
+                self._device.copy_row(cache, row, self._caches[name], 0, row_axis(name))
+            logits = self.step(ids, past, new, count)
+            for name, cache in whole.items():
+                self._device.copy_row(self._caches[name], 0, cache, row, row_axis(name))
+        finally:
+            self._caches, self._next = whole, positions
+        return logits
+
+    def _one_row(self) -> dict[str, Handle]:
+        """Caches for a row by itself."""
+        return {
+            name: self._device.zeros(f"row.{name}", shape, self._decoder.inputs[name])
+            for name, shape in cache_shapes(self.decoder, 1).items()
+        }
+
     def clear_row(self, row: int) -> None:
         for name, cache in self._caches.items():
-            self._device.copy_row(cache, row_axis(name), None, row)
+            self._device.clear_row(cache, row, row_axis(name))
 
     def copy_row(self, source: int, target: int) -> None:
         for name, cache in self._caches.items():
-            self._device.copy_row(cache, row_axis(name), source, target)
+            self._device.copy_row(cache, source, cache, target, row_axis(name))
         self._next[target] = self._next[source]
 
     def close(self) -> None:

@@ -115,6 +115,14 @@ class PictureSlots(PartsRunner):
         super().copy_row(source, target)
         self._held[target] = dict(self._held[source])
 
+    def step_row(self, row: int, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> HostLogits:
+        whole = self._held
+        self._held = [whole[row]]
+        try:
+            return super().step_row(row, ids, past, new, count)
+        finally:
+            (whole[row],), self._held = self._held, whole
+
     def step(
         self, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1, previous: np.ndarray | None = None
     ) -> HostLogits:

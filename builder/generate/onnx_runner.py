@@ -91,6 +91,20 @@ class OnnxRunner:
         for name, saved in self._saved.items():
             self._caches[name].numpy()[list(rows)] = saved.numpy()[list(rows)]
 
+    def step_row(self, row: int, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> Logits:
+        whole = self._caches
+        self._caches = {
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(cache.numpy()[row : row + 1].copy())
+            for name, cache in whole.items()
+        }
+        try:
+            logits = self.step(ids, past, new, count)
+            for name, cache in whole.items():
+                cache.numpy()[row : row + 1] = self._caches[name].numpy()
+        finally:
+            self._caches = whole
+        return logits
+
     def clear_row(self, row: int) -> None:
         for cache in self._caches.values():
             cache.numpy()[row] = 0  # a view

@@ -48,6 +48,10 @@ class RanksRunner:
         self._ranks.ask(("step", ids, past, new, count, previous))
         return _RankLogits(self._ranks)
 
+    def step_row(self, row: int, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> Logits:
+        self._ranks.ask(("step_row", row, ids, past, new, count))
+        return _RankLogits(self._ranks)
+
     def hidden(self) -> np.ndarray:
         found: np.ndarray = self._ranks.ask(("hidden",))[0]
         return found
@@ -98,8 +102,8 @@ def _serve(rank: int, count: int, files: list[Path], runner: Name) -> Generator[
         while True:
             asked, *given = question
             answer: Any = None
-            if asked == "step":
-                logits = own.step(*given)
+            if asked in ("step", "step_row"):
+                logits = getattr(own, asked)(*given)
             elif asked in ("start", "clear_row", "copy_row", "save_states", "restore_states"):
                 getattr(own, asked)(*given)
             elif asked == "hidden":

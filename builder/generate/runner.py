@@ -47,6 +47,9 @@ class Runner(Protocol):
 class SlotRunner(Runner, Protocol):
     """A runner whose sequences begin and end one by one: each row of the batch is a slot."""
 
+    def step_row(self, row: int, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> Logits:
+        """As `step`, of one row: `ids` [1, tokens]. The others stay as they are, and cost nothing."""
+
     def clear_row(self, row: int) -> None:
         """Zero the row's caches and states, as before a first token. Caches need it only where they hold NaN."""
 

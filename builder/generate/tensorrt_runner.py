@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,16 @@ class _Profile:
     batch: int
 
 
+@dataclass(frozen=True)
+class _Caches:
+    """Addresses of the caches and states of `batch` rows, by the names of inputs and outputs. `copied`: to, from and
+    how many bytes behind each step."""
+
+    batch: int
+    addresses: Mapping[str, int] = field(default_factory=dict)
+    copied: tuple[int, int, int] | None = None
+
+
 class TensorRTRunner:
     """Steps of few tokens run in the profile made for them, as CUDA graphs from the second of a length and batch on;
     shorter ones are padded to these lengths. Longer ones run in the prefill profile."""
@@ -75,27 +85,28 @@ class TensorRTRunner:
         self.decoder = replace(
             decoder, max_batch=min(decoder.max_batch, *(profile.batch for profile in self._profiles))
         )
-        #: By profile, and by the length of recorded steps, or 0 for others.
-        self._contexts: dict[tuple[int, int], Any] = {}
-        self._shapes: dict[tuple[int, int], tuple[int, int]] = {}
-        self._batch = 0
+        #: By profile, and by batch and length of recorded steps, or 0 for others.
+        self._contexts: dict[tuple[int, ...], Any] = {}
+        self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+        #: Those of all rows, and those that a row by itself is copied to; the first unless a step is of one row.
+        self._all, self._one = _Caches(0), _Caches(0)
+        self._caches = self._all
+        #: Of all else that steps read and write.
         self._addresses: dict[str, int] = {}
-        #: To, from and how many bytes.
-        self._copied: tuple[int, int, int] | None = None
         self._pinned: dict[str, np.ndarray] = {}
         self._hidden = np.zeros((0, 0, 0), np.float32)
         #: Address and bytes of the copy of every state.
         self._saved: dict[str, tuple[int, int]] = {}
-        #: By the length of their steps; None for one that cannot be recorded.
-        self._graphs: dict[int, Any] = {}
-        self._runs: Counter[int] = Counter()
+        #: By the length of their steps and batch; None for one that cannot be recorded.
+        self._graphs: dict[tuple[int, int], Any] = {}
+        self._runs: Counter[tuple[int, int]] = Counter()
 
     def start(self, batch: int) -> None:
-        if batch != self._batch:
+        if batch != self._all.batch:
             self._allocate(batch)
             return
         for name, size in self._cache_bytes(batch).items():
-            self._cuda.clear(self._addresses[name], size)
+            self._cuda.clear(self._all.addresses[name], size)
 
     def step(
         self, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1, previous: np.ndarray | None = None
@@ -129,17 +140,17 @@ class TensorRTRunner:
 
     def save_states(self) -> None:
         for name, (saved, size) in self._saved.items():
-            self._cuda.on_device(saved, self._addresses[name], size)
+            self._cuda.on_device(saved, self._all.addresses[name], size)
 
     def restore_states(self, rows: Sequence[int]) -> None:
         for name, (saved, size) in self._saved.items():
-            size //= self._batch
+            size //= self._all.batch
             for row in rows:
-                self._cuda.on_device(self._addresses[name] + row * size, saved + row * size, size)
+                self._cuda.on_device(self._all.addresses[name] + row * size, saved + row * size, size)
 
     def _to_host(self, rows: int, last: int) -> np.ndarray:
         """[batch, last, vocab]: the last of each sequence's `rows` of logits, which arrive with the next wait."""
-        shape = (self._batch, last, self.decoder.vocab_size)
+        shape = (self._caches.batch, last, self.decoder.vocab_size)
         logits = self._pinned[LOGITS].reshape(-1)[: int(np.prod(shape))].reshape(shape)
         address, size = self._addresses[LOGITS], logits[0, 0].nbytes
         if last == rows:
@@ -149,22 +160,37 @@ class TensorRTRunner:
                 self._cuda.to_host(sequence, address + ((row + 1) * rows - last) * size)
         return logits
 
+    def step_row(self, row: int, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> Logits:
+        if self._one is self._all:
+            return self.step(ids, past, new, count)
+        self._copy(self._all, row, self._one, 0)
+        self._caches = self._one
+        try:
+            logits = self.step(ids, past, new, count)
+        finally:
+            self._caches = self._all
+        self._copy(self._one, 0, self._all, row)
+        return logits
+
     def clear_row(self, row: int) -> None:
-        for address, size in self._row(row):
+        for address, size in self._row(self._all, row):
             self._cuda.clear(address, size)
 
     def copy_row(self, source: int, target: int) -> None:
-        for (read, size), (written, _) in zip(self._row(source), self._row(target), strict=True):
+        self._copy(self._all, source, self._all, target)
+
+    def _copy(self, source: _Caches, row: int, target: _Caches, to: int) -> None:
+        for (read, size), (written, _) in zip(self._row(source, row), self._row(target, to), strict=True):
             self._cuda.on_device(written, read, size)
 
-    def _row(self, row: int) -> Iterator[tuple[int, int]]:
+    def _row(self, caches: _Caches, row: int) -> Iterator[tuple[int, int]]:
         """Address and bytes of every block that is one sequence's."""
         types = cache_types(self.decoder)
-        for name, shape in cache_shapes(self.decoder, self._batch).items():
+        for name, shape in cache_shapes(self.decoder, caches.batch).items():
             axis = row_axis(name)
             size = int(np.prod(shape[axis + 1 :])) * _BYTES[types[name]]
             for block in range(int(np.prod(shape[:axis]))):
-                yield self._addresses[name] + (block * shape[axis] + row) * size, size
+                yield caches.addresses[name] + (block * shape[axis] + row) * size, size
 
     def close(self) -> None:
         self._drop_graphs()
@@ -177,13 +203,14 @@ class TensorRTRunner:
         if tokens > LOGIT_TOKENS:
             self._execute(context)
             return
-        self._runs[tokens] += 1
-        if self._runs[tokens] == 2:
-            self._graphs[tokens] = recorded(self._cuda, lambda: self._enqueued(context))
-        if self._graphs.get(tokens) is None:
+        key = tokens, self._caches.batch
+        self._runs[key] += 1
+        if self._runs[key] == 2:
+            self._graphs[key] = recorded(self._cuda, lambda: self._enqueued(context))
+        if self._graphs.get(key) is None:
             self._execute(context)
         else:
-            self._cuda.launch(self._graphs[tokens])
+            self._cuda.launch(self._graphs[key])
 
     def _execute(self, context: Any) -> None:
         if not self._enqueued(context):
@@ -192,14 +219,14 @@ class TensorRTRunner:
     def _enqueued(self, context: Any) -> bool:
         """Enqueue the engine, and the copy of the states that it gives out beside those that it reads."""
         enqueued = bool(context.execute_async_v3(self._cuda.stream))
-        if self._copied:
-            self._cuda.on_device(*self._copied)
+        if self._caches.copied:
+            self._cuda.on_device(*self._caches.copied)
         return enqueued
 
     def _context(self, profile: _Profile, shape: tuple[int, ...]) -> Any:
         """A context of the profile, with inputs of `shape` [batch, tokens] and all addresses set. Each length that is
         recorded has its own: a graph is of one context's shapes."""
-        key = (profile.index, shape[1] if shape[1] <= LOGIT_TOKENS else 0)
+        key = (profile.index, *(shape if shape[1] <= LOGIT_TOKENS else (0, 0)))
         context = self._contexts.get(key)
         if context is None:
             context = self._engine.create_execution_context()
@@ -216,9 +243,9 @@ class TensorRTRunner:
         for name, size in shapes.items():
             if not context.set_input_shape(name, size):
                 raise BuildFailedError(f"{self.name}: input {name} does not take the shape {list(size)}")
-        for name, address in self._addresses.items():
+        for name, address in (self._addresses | self._caches.addresses).items():
             context.set_tensor_address(name, address)
-        self._shapes[key] = (shape[0], shape[1])
+        self._shapes[key] = shape
         return context
 
     def _communicate(self, context: Any) -> None:
@@ -242,7 +269,7 @@ class TensorRTRunner:
     def _allocate(self, batch: int) -> None:
         self._drop_graphs()
         self._cuda.free()
-        self._shapes, self._batch, self._addresses, self._copied = {}, batch, {}, None
+        self._contexts, self._shapes = {}, {}
         logits = _HOST_TYPES[self._engine.get_tensor_dtype(LOGITS).name]
         rows = min(self.longest_step, self.decoder.verified_tokens)
         host: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
@@ -255,24 +282,31 @@ class TensorRTRunner:
             dtype = _HOST_TYPES[self._engine.get_tensor_dtype(name).name]
             host[name] = ((batch, self.longest_step, self.decoder.hidden_size), dtype)
         self._pinned = {name: self._cuda.pinned(shape, dtype) for name, (shape, dtype) in host.items()}
-        addresses = {name: self._cuda.device(array.nbytes) for name, array in self._pinned.items()}
+        self._addresses = {name: self._cuda.device(array.nbytes) for name, array in self._pinned.items()}
+        sizes = self._cache_bytes(batch)
+        self._saved = {name: (self._cuda.device(size), size) for name, size in sizes.items() if is_state(name)}
+        self._caches = self._all = self._made(batch)
+        self._one = self._all if batch == 1 else self._made(1)
+
+    def _made(self, batch: int) -> _Caches:
+        """Empty caches and states of so many rows."""
         sizes, copied = self._cache_bytes(batch), dict(self.decoder.copied)
         caches = {name: self._cuda.device(size) for name, size in sizes.items() if name not in copied}
         offsets, end = {}, 0
         for name in copied:
             offsets[name], end = end, end + -(-sizes[name] // _ALIGNMENT) * _ALIGNMENT
+        copy = None
         if end:
             # Two blocks, so that one copy serves all of them.
             read, written = self._cuda.device(end), self._cuda.device(end)
-            self._copied = (read, written, end)
+            copy = (read, written, end)
             caches |= {name: read + offset for name, offset in offsets.items()}
-        self._saved = {name: (self._cuda.device(size), size) for name, size in sizes.items() if is_state(name)}
         # The same memory in and out: TensorRT updates a cache in place.
         presents = {
             present: written + offsets[name] if name in offsets else caches[name]
             for name, present in zip(self.decoder.caches, self.decoder.presents, strict=True)
         }
-        self._addresses = addresses | caches | presents
+        return _Caches(batch, caches | presents, copy)
 
     def _cache_bytes(self, batch: int) -> dict[str, int]:
         types = cache_types(self.decoder)

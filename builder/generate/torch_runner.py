@@ -49,6 +49,7 @@ class _Inputs:
     """The integers of a step, at addresses that stay. They go to the device in one copy."""
 
     def __init__(self, batch: int, tokens: int, device: torch.device) -> None:
+        self.batch = batch
         ends = np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in (batch * tokens, batch, batch)])
         host = torch.zeros(int(ends[-1]), dtype=torch.int64, pin_memory=device.type == "cuda")
         self._host, self._device = host, host.to(device)
@@ -123,11 +124,14 @@ class TorchRunner:
         self._prefill = self._program()
         self._batch = 0
         self._caches: dict[str, Tensor] = {}
+        #: Where a row by itself is copied to, and which.
+        self._caches_of_one: dict[str, Tensor] = {}
+        self._row = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._saved: dict[str, Tensor] = {}
         #: The last step's, or none.
         self._hidden: list[Tensor] = []
-        #: By their lengths.
-        self._recorded: dict[int, _RecordedStep] = {}
+        #: By batch and length.
+        self._recorded: dict[tuple[int, int], _RecordedStep] = {}
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
 
     def start(self, batch: int) -> None:
@@ -137,8 +141,12 @@ class TorchRunner:
             return
         self._forget()
         self._batch = batch
+        self._caches = self._empty(batch)
+        self._caches_of_one = self._empty(1) if batch > 1 else {}
+
+    def _empty(self, batch: int) -> dict[str, Tensor]:
         types = cache_types(self.decoder)
-        self._caches = {
+        return {
             name: torch.zeros(shape, dtype=_CACHE_TYPES[types[name]], device=self._device)
             for name, shape in cache_shapes(self.decoder, batch).items()
         }
@@ -148,8 +156,9 @@ class TorchRunner:
         self, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1, previous: np.ndarray | None = None
     ) -> TorchLogits:
         tokens = self._length(ids.shape[1], int(past.max()))
-        recorded = self._recorded_step(tokens) if self._is_recorded(tokens) else None
-        inputs = self._inputs(tokens) if recorded is None else recorded.inputs
+        batch = len(ids)
+        recorded = self._recorded_step(batch, tokens) if self._is_recorded(batch, tokens) else None
+        inputs = self._inputs(batch, tokens) if recorded is None else recorded.inputs
         inputs.put(ids, past, new)
         if previous is not None:
             inputs.tensors[PREVIOUS_HIDDEN][:, : ids.shape[1]] = torch.from_numpy(previous)
@@ -162,6 +171,10 @@ class TorchRunner:
         if logits.shape[1] == 1:
             return TorchLogits(logits[:, 0], likeliest=likeliest)
         return TorchLogits.of_tokens(logits, logit_rows(self.decoder, logits.shape[1], new, count), likeliest)
+
+    def step_row(self, row: int, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> TorchLogits:
+        self._row.fill_(row)
+        return self.step(ids, past, new, count)
 
     def hidden(self) -> np.ndarray:
         found: np.ndarray = self._hidden[0].float().cpu().numpy()
@@ -186,10 +199,10 @@ class TorchRunner:
         self._forget()
         self._prefill.close()
 
-    def _inputs(self, tokens: int) -> _Inputs:
-        found = _Inputs(self._batch, tokens, self._device)
+    def _inputs(self, batch: int, tokens: int) -> _Inputs:
+        found = _Inputs(batch, tokens, self._device)
         if self.decoder.takes_hidden:
-            shape, dtype = (self._batch, tokens, self.decoder.hidden_size), _CACHE_TYPES[self.decoder.cache_dtype]
+            shape, dtype = (batch, tokens, self.decoder.hidden_size), _CACHE_TYPES[self.decoder.cache_dtype]
             found.tensors[PREVIOUS_HIDDEN] = torch.zeros(shape, dtype=dtype, device=self._device)
         return found
 
@@ -202,16 +215,17 @@ class TorchRunner:
         padded = power * 3 // 4 if tokens <= power * 3 // 4 else power
         return padded if longest_past + padded <= self.decoder.capacity else tokens
 
-    def _is_recorded(self, tokens: int) -> bool:
+    def _is_recorded(self, batch: int, tokens: int) -> bool:
         if tokens <= LOGIT_TOKENS:
             return True
-        is_small = tokens <= _LONGEST_RECORDED and self._batch * tokens <= _MOST_RECORDED
+        is_small = tokens <= _LONGEST_RECORDED and batch * tokens <= _MOST_RECORDED
         return self._pool is not None and is_small and tokens == self._length(tokens, 0)
 
-    def _recorded_step(self, tokens: int) -> _RecordedStep:
-        if tokens not in self._recorded:
-            self._recorded[tokens] = _RecordedStep(self._program(), self._inputs(tokens), self._pool)
-        return self._recorded[tokens]
+    def _recorded_step(self, batch: int, tokens: int) -> _RecordedStep:
+        if (batch, tokens) not in self._recorded:
+            step = _RecordedStep(self._program(), self._inputs(batch, tokens), self._pool)
+            self._recorded[batch, tokens] = step
+        return self._recorded[batch, tokens]
 
     def _run_greedy(self, program: Program, inputs: _Inputs) -> list[Tensor]:
         """The likeliest token of each row of logits, before what `_run` gives."""
@@ -220,13 +234,19 @@ class TorchRunner:
 
     def _run(self, program: Program, inputs: _Inputs) -> list[Tensor]:
         """Logits and, where the decoder gives them out, hidden states."""
-        outputs = program.run({**inputs.tensors, **self._caches})
-        for cache, present in zip(
-            self._caches.values(), (outputs[name] for name in self.decoder.presents), strict=True
-        ):
+        is_one = inputs.batch < self._batch
+        caches = self._caches_of_one if is_one else self._caches
+        if is_one:
+            for name, cache in self._caches.items():
+                torch.index_select(cache, row_axis(name), self._row, out=caches[name])
+        outputs = program.run({**inputs.tensors, **caches})
+        for cache, present in zip(caches.values(), (outputs[name] for name in self.decoder.presents), strict=True):
             # Where an operator has no way of updating in place.
             if present.data_ptr() != cache.data_ptr():
                 cache.copy_(present)
+        if is_one:
+            for name, cache in self._caches.items():
+                cache.index_copy_(row_axis(name), self._row, caches[name])
         return [outputs[name] for name in (LOGITS, HIDDEN)[: 2 if self.decoder.hidden_size else 1]]
 
     def _forget(self) -> None:
@@ -234,7 +254,7 @@ class TorchRunner:
             torch.cuda.synchronize(self._device)
         for step in self._recorded.values():
             step.program.close()
-        self._caches, self._saved, self._recorded, self._batch = {}, {}, {}, 0
+        self._caches, self._caches_of_one, self._saved, self._recorded, self._batch = {}, {}, {}, {}, 0
 
 
 def plugins_of(graph: Graph, on_gpu: bool, progress: Progress | None) -> Callable[[], Plugins]:

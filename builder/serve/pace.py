@@ -1,23 +1,32 @@
-"""How many tokens of a prompt a step takes beside sequences that wait for their next token."""
+"""How many tokens of prompts go between two steps of the texts that wait for their next token."""
 
-# A step with a piece of a prompt may take so many times a step without, and more so where more prompts than texts wait.
-_SLOWDOWN = 2.0
+# Pieces of prompts may take as long as the step behind them, and longer where more prompts than texts wait.
+_SLOWDOWN = 1.0
 # The share of each new time in the mean.
 _NEWEST = 0.2
-# Times of wider steps shrink by this factor with every step, so that a width that was slow once is tried again.
+# Times of wider pieces shrink by this factor with every piece, so that a width that was slow once is tried again.
 _FADES = 0.999
 
 
 class Pace:
-    """Keeps the times of steps by their width, which is a power of two."""
+    """Keeps the times of pieces by their width, which is a power of two, and of steps."""
 
     def __init__(self, widest: int) -> None:
-        """`widest`: most tokens of a row in a step."""
+        """`widest`: most tokens of a piece."""
         self.widths = [1 << power for power in range(widest.bit_length())]
         self._seconds: dict[int, float] = {}
+        self._step = 0.0
+        # What is left for pieces before the next step, in seconds, and whether any was taken.
+        self._left, self._taken = 0.0, False
 
-    def learn(self, width: int, seconds: float) -> None:
-        """Take in how long a step took."""
+    def learn_step(self, seconds: float, waiting: int, prompts: int) -> None:
+        """Take in how long a step took; `waiting` texts took it, and `prompts` wait for their first token."""
+        self._step += (_NEWEST if self._step else 1.0) * (seconds - self._step)
+        self._left, self._taken = _SLOWDOWN * self._step * max(1.0, prompts / waiting), False
+
+    def learn_piece(self, width: int, seconds: float) -> None:
+        """Take in how long a piece took."""
+        self._left, self._taken = self._left - seconds, True
         if width not in self.widths:
             return
         before = self._seconds.get(width, seconds)
@@ -26,10 +35,7 @@ class Pace:
             if wider in self._seconds:
                 self._seconds[wider] *= _FADES
 
-    def width(self, waiting: int, prompts: int) -> int:
-        """The widest step if no sequence waits for a token, else the widest within the bound. `waiting`: sequences that
-        wait for their next token; `prompts`: those that wait for their first."""
-        if not waiting:
-            return self.widths[-1]
-        limit = _SLOWDOWN * max(1.0, prompts / waiting) * self._seconds.get(1, 0.0)
-        return max((width for width in self.widths if self._seconds.get(width, 0.0) <= limit), default=1)
+    def width(self) -> int:
+        """The widest piece that still fits before the next step; 0 for none. One piece goes before each step."""
+        fitting = [width for width in self.widths if self._seconds.get(width, 0.0) <= self._left]
+        return max(fitting, default=0 if self._taken else 1)

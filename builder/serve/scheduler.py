@@ -1,7 +1,7 @@
 """Continuous batching: requests join and leave the batch between a decoder's steps.
 
-A step feeds each running row its next tokens: the last one that was generated and a draft behind it, or a piece of its
-prompt. All rows take as many tokens as the widest (padding costs time, and is overwritten by the tokens that follow).
+A step feeds every text that waits for its next token: the last one that was generated, and a draft behind it. Prompts
+are taken in pieces between the steps, each by itself, so that a piece costs no more than its own tokens.
 """
 
 import time
@@ -24,7 +24,7 @@ from trt_nvfp4.builder.serve.request import Event, Failed, PromptScored, Request
 from trt_nvfp4.builder.serve.slots import Place, Slot, place
 
 Told = tuple[Request, Event]
-# Tokens of a row in a step that no sequence waits for.
+# Tokens of a piece that no text waits for.
 _WIDEST = 512
 
 
@@ -59,14 +59,18 @@ class _Running:
 
 @dataclass
 class _Fed:
-    """The input of a step for one running row: tokens of its text, and a draft behind them. `wanted`: the number of
-    last tokens whose logits are read."""
+    """What one running row is fed: tokens of its text, and a draft behind them. `wanted`: the number of last tokens
+    whose logits are read."""
 
     slot: Slot[_Running]
     running: _Running
     tokens: list[int]
-    draft: list[int]
-    wanted: int
+    draft: Sequence[int] = ()
+    wanted: int = 0
+
+    def __post_init__(self) -> None:
+        scored = len(self.tokens) if self.running.scores_prompt else 0
+        self.wanted = max(scored, 1 + len(self.draft) if self.reaches_the_end else 0)
 
     @property
     def reaches_the_end(self) -> bool:
@@ -106,17 +110,20 @@ class Scheduler:
         self.drafting.start(runner, slots)
 
     def warm_up(self) -> None:
-        """Run steps of every width, whose times the pace of prompts follows. The first of a width chooses kernels and
-        is not counted."""
+        """Run steps and pieces of every width, whose times the pace of prompts follows. The first of a width chooses
+        kernels and is not counted."""
         rows = len(self.slots)
+        for _ in range(4):
+            self._pace.learn_step(self._timed(lambda one: self._runner.step(one, *_lengths(one)), rows, 1), 1, 1)
         for width in self._pace.widths:
-            self._pace.learn(width, min([self._timed(width, rows) for _ in range(4)][1:]))
+            times = [self._timed(lambda one: self._runner.step_row(0, one, *_lengths(one)), 1, width) for _ in range(4)]
+            self._pace.learn_piece(width, min(times[1:]))
         self._runner.start(rows)
 
-    def _timed(self, width: int, rows: int) -> float:
+    @staticmethod
+    def _timed(step: Callable[[np.ndarray], Logits], rows: int, width: int) -> float:
         begun = time.perf_counter()
-        ids, past = np.zeros((rows, width), np.int64), np.zeros(rows, np.int64)
-        self._runner.step(ids, past, np.full(rows, width, np.int64)).rows([0]).likeliest(1)
+        step(np.zeros((rows, width), np.int64)).rows([0]).likeliest(1)
         return time.perf_counter() - begun
 
     @property
@@ -133,40 +140,69 @@ class Scheduler:
             raise UsageError(f"the prompt holds token {unknown[0]}, and the model knows {vocabulary}")
 
     def step(self) -> bool:
-        """Run one step of the decoder; returns False if nothing is to be done."""
+        """Run one step of the decoder, or take a piece of a prompt; returns False if nothing is to be done."""
         self._drop()
         self._admit()
-        fed = self._feed()
-        if not fed:
-            self._deliver()
-            return False
+        active = [(slot, slot.running) for slot in self.slots if slot.running is not None]
+        waiting = [(slot, running) for slot, running in active if len(running.text) - len(slot.cached) == 1]
+        prompts = [each for each in active if each not in waiting]
+        width = self._pace.width() if waiting else self._pace.widths[-1]
         begun = time.perf_counter()
+        if prompts and width:
+            slot, running = min(prompts, key=lambda each: each[0].used)
+            taken = self._take_piece(slot, running, width)
+            self._pace.learn_piece(taken, time.perf_counter() - begun)
+        elif waiting:
+            self._take_tokens(waiting, self.decoder.capacity - max(len(slot.cached) for slot, _ in active))
+            self._pace.learn_step(time.perf_counter() - begun, len(waiting), len(prompts))
+        else:
+            self._deliver()
+        return bool(active)
+
+    def _take_piece(self, slot: Slot[_Running], running: _Running, width: int) -> int:
+        """Cache at most `width` further tokens of a prompt; returns how many."""
+        width = min(width, self._logit_tokens) if running.scores_prompt else width
+        fed = _Fed(slot, running, running.text[len(slot.cached) : len(slot.cached) + width])
+        past, new = np.array([len(slot.cached)]), np.array([len(fed.tokens)])
+        logits = self._runner.step_row(slot.row, np.array([fed.tokens]), past, new, max(1, fed.wanted))
+        self._read([fed], logits, [slot.row], past, new)
+        return len(fed.tokens)
+
+    def _take_tokens(self, waiting: Sequence[tuple[Slot[_Running], _Running]], room: int) -> None:
+        """A step of the texts that wait for their next token. `room`: free tokens of every running row."""
+        fed = self._feed(waiting, room)
         ids, past, new = self._arrays(fed)
+        logits = self._runner.step(ids, past, new, max(each.wanted for each in fed))
+        self._read(fed, logits, range(len(self.slots)), past, new)
+
+    def _read(
+        self, fed: Sequence[_Fed], logits: Logits, rows: Sequence[int], past: np.ndarray, new: np.ndarray
+    ) -> None:
+        """Take in the logits of what was fed. `rows`: those of the caches that wrote `new` tokens at `past`, and whose
+        logits these are."""
+        self._deliver()  # what came before, while the device computes this
+        self.drafting.observe(past, new, rows)
+        self.statistics.steps += 1
         count = max(1, *(each.wanted for each in fed))
-        logits = self._runner.step(ids, past, new, count)
-        self._deliver()  # those of the step before, while the device computes this one
-        self.drafting.observe(past, new)
+        ends = [(rows.index(each.slot.row) + 1) * count for each in fed]
+        read = [range(end - each.wanted, end) for each, end in zip(fed, ends, strict=True)]
         greedy = [
             row
-            for each in fed
+            for each, own in zip(fed, read, strict=True)
             if each.reaches_the_end and each.running.choice.is_greedy
-            for row in self._rows(each, count)[-1 - len(each.draft) :]
+            for row in own[-1 - len(each.draft) :]
         ]
-        likeliest = None
-        if greedy:  # a device waits for the numbers of rows, and copies these
-            is_all = len(greedy) == len(self.slots) * count
-            likeliest = (logits if is_all else logits.rows(greedy)).likeliest(1)
-        known = {} if likeliest is None else {
+        # A device waits for the numbers of rows, and copies these.
+        is_all = len(greedy) == len(rows) * count
+        likeliest = (logits if is_all else logits.rows(greedy or [0])).likeliest(1)
+        known = {
             row: int(token) if finite else None
-            for row, token, finite in zip(greedy, likeliest.ids[:, 0], likeliest.finite, strict=True)
-        }  # fmt: skip
-        self._pace.learn(ids.shape[1], time.perf_counter() - begun)
-        self.statistics.steps += 1
-        for each in fed:
-            self._advance(each, logits, self._rows(each, count), known)
+            for row, token, finite in zip(greedy, likeliest.ids[:, 0], likeliest.finite, strict=False)
+        }
+        for each, own in zip(fed, read, strict=True):
+            self._advance(each, logits, own, known)
         if not logits.is_pending:
             self._deliver()
-        return True
 
     def _emit(self, request: Request, event: Event) -> None:
         self._events.append((request, event))
@@ -214,36 +250,22 @@ class Scheduler:
         self.statistics.prompt_tokens += len(request.prompt)
         self.statistics.reused_tokens += found.reused
 
-    def _feed(self) -> list[_Fed]:
-        active = [(slot, slot.running) for slot in self.slots if slot.running is not None]
-        if not active:
-            return []
-        waits = [len(running.text) - len(slot.cached) == 1 for slot, running in active]
-        # Padding, too, must lie within the caches.
-        room = self.decoder.capacity - max(len(slot.cached) for slot, _ in active)
-        width = min(self._pace.width(sum(waits), len(waits) - sum(waits)), room)
-        # A draft makes all rows wider: where few run, the step is still one pass over the weights.
-        most = min(LOGIT_TOKENS // len(active), room, self._logit_tokens) - 1 if all(waits) else 0
+    def _feed(self, waiting: Sequence[tuple[Slot[_Running], _Running]], room: int) -> list[_Fed]:
+        """The last token of each text, and a draft behind it."""
+        # A draft makes all rows wider, whose padding, too, must lie within the caches. Where few run, the step is still
+        # one pass over the weights.
+        most = min(LOGIT_TOKENS // len(waiting), room, self._logit_tokens) - 1
         texts: list[Sequence[int]] = [slot.cached for slot in self.slots]
         limits = [0] * len(self.slots)
-        for slot, running in active:
+        for slot, running in waiting:
             texts[slot.row] = running.text
             limits[slot.row] = min(most, running.left - 1, self.capacity - len(running.text))
         drafts = self.drafting.propose(texts, limits)
-        fed = []
-        for slot, running in active:
-            tokens = running.text[len(slot.cached) : len(slot.cached) + width]
-            if running.scores_prompt:
-                tokens = tokens[: self._logit_tokens]
-            draft = drafts[slot.row]
-            each = _Fed(slot, running, tokens, draft, len(tokens) if running.scores_prompt else 0)
-            each.wanted = max(each.wanted, 1 + len(draft) if each.reaches_the_end else 0)
-            fed.append(each)
-        return fed
+        return [_Fed(slot, running, running.text[-1:], drafts[slot.row]) for slot, running in waiting]
 
     def _arrays(self, fed: Sequence[_Fed]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The step's tokens, how many each row has cached and how many it takes. A row without a request writes its
-        last token once more; one with states takes none."""
+        """The step's tokens, how many each row has cached and how many it takes. A row that is not fed writes its last
+        token once more; one with states takes none."""
         width = max(len(each.tokens) + len(each.draft) for each in fed)
         ids = np.zeros((len(self.slots), width), np.int64)
         past, new = np.zeros(len(self.slots), np.int64), np.zeros(len(self.slots), np.int64)
@@ -251,8 +273,9 @@ class Scheduler:
             tokens = [*each.tokens, *each.draft]
             ids[each.slot.row, : len(tokens)] = tokens
             past[each.slot.row], new[each.slot.row] = len(each.slot.cached), len(tokens)
+        fed_rows = {each.slot.row for each in fed}
         for slot in self.slots:
-            if slot.running is None:
+            if slot.row not in fed_rows:
                 past[slot.row], new[slot.row] = self._idle(slot, width)
                 ids[slot.row, 0] = (slot.cached or [0])[-1]
         return ids, past, new
@@ -264,12 +287,6 @@ class Scheduler:
         if len(slot.cached) > room:
             slot.cached = [] if self._has_states else slot.cached[:room]
         return max(len(slot.cached) - new, 0), new
-
-    @staticmethod
-    def _rows(fed: _Fed, count: int) -> range:
-        """The rows of a step's logits that are read for one sequence, at its end."""
-        end = (fed.slot.row + 1) * count
-        return range(end - fed.wanted, end)
 
     def _advance(self, fed: _Fed, logits: Logits, rows: Sequence[int], known: dict[int, int | None]) -> None:
         slot, running = fed.slot, fed.running
@@ -314,3 +331,9 @@ class Scheduler:
         if running.left == 0:
             return "length"
         return "capacity" if len(running.text) > self.capacity else None
+
+
+def _lengths(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of a first step: no cached tokens, and all of `ids` valid."""
+    rows, width = ids.shape
+    return np.zeros(rows, np.int64), np.full(rows, width, np.int64)

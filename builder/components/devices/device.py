@@ -35,8 +35,11 @@ class Device(Protocol):
     def longest(self, part: str, name: str, axis: int) -> int | None:
         """The largest dimension that the part was built for; None where there is no limit."""
 
-    def copy_row(self, handle: Handle, axis: int, source: int | None, target: int) -> None:
-        """The row `target` along `axis` becomes a copy of another one; None: zeros."""
+    def copy_row(self, source: Handle, row: int, target: Handle, to: int, axis: int) -> None:
+        """The row `to` of `target` along `axis` becomes a copy of `row` of `source`, which may be the same tensor."""
+
+    def clear_row(self, handle: Handle, row: int, axis: int) -> None:
+        """Zero one row along `axis`."""
 
     def get(self, handle: Handle) -> np.ndarray:
         """The tensor in host memory, in float32 where NumPy lacks its type."""

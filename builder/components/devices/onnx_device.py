@@ -42,9 +42,11 @@ class OnnxDevice:
     def longest(self, part: str, name: str, axis: int) -> int | None:
         return None
 
-    def copy_row(self, handle: Handle, axis: int, source: int | None, target: int) -> None:
-        rows = np.moveaxis(handle.numpy(), axis, 0)  # a view
-        rows[target] = 0 if source is None else rows[source]
+    def copy_row(self, source: Handle, row: int, target: Handle, to: int, axis: int) -> None:
+        np.moveaxis(target.numpy(), axis, 0)[to] = np.moveaxis(source.numpy(), axis, 0)[row]  # views
+
+    def clear_row(self, handle: Handle, row: int, axis: int) -> None:
+        np.moveaxis(handle.numpy(), axis, 0)[row] = 0
 
     def get(self, handle: Handle) -> np.ndarray:
         array: np.ndarray = handle.numpy()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,14 +113,13 @@ class TensorRTDevice:
         shapes = (engine.get_tensor_profile_shape(name, i)[2] for i in range(engine.num_optimization_profiles))
         return max(int(most[axis]) for most in shapes)
 
-    def copy_row(self, tensor: DeviceTensor, axis: int, source: int | None, target: int) -> None:
-        size, rows = _size(tensor.shape[axis + 1 :], tensor.dtype), tensor.shape[axis]
-        for block in range(math.prod(tensor.shape[:axis])):
-            begin = tensor.address + block * rows * size
-            if source is None:
-                self._cuda.clear(begin + target * size, size)
-            else:
-                self._cuda.on_device(begin + target * size, begin + source * size, size)
+    def copy_row(self, source: DeviceTensor, row: int, target: DeviceTensor, to: int, axis: int) -> None:
+        for (read, size), (written, _) in zip(_blocks(source, row, axis), _blocks(target, to, axis), strict=True):
+            self._cuda.on_device(written, read, size)
+
+    def clear_row(self, tensor: DeviceTensor, row: int, axis: int) -> None:
+        for address, size in _blocks(tensor, row, axis):
+            self._cuda.clear(address, size)
 
     def get(self, tensor: DeviceTensor) -> np.ndarray:
         array = np.empty(tensor.shape, _numpy(tensor.dtype))
@@ -223,6 +222,13 @@ def _numpy(dtype: str) -> np.dtype[Any]:
 
     found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return found
+
+
+def _blocks(tensor: DeviceTensor, row: int, axis: int) -> Iterator[tuple[int, int]]:
+    """Address and bytes of every block of memory that a row along `axis` has."""
+    size, rows = _size(tensor.shape[axis + 1 :], tensor.dtype), tensor.shape[axis]
+    for block in range(math.prod(tensor.shape[:axis])):
+        yield tensor.address + (block * rows + row) * size, size
 
 
 def _size(shape: tuple[int, ...], dtype: str) -> int:

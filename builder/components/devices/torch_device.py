@@ -57,12 +57,12 @@ class TorchDevice:
         return None
 
     @torch.inference_mode()
-    def copy_row(self, tensor: Tensor, axis: int, source: int | None, target: int) -> None:
-        row = tensor.select(axis, target)
-        if source is None:
-            row.zero_()
-        else:
-            row.copy_(tensor.select(axis, source))
+    def copy_row(self, source: Tensor, row: int, target: Tensor, to: int, axis: int) -> None:
+        target.select(axis, to).copy_(source.select(axis, row))
+
+    @torch.inference_mode()
+    def clear_row(self, tensor: Tensor, row: int, axis: int) -> None:
+        tensor.select(axis, row).zero_()
 
     def get(self, tensor: Tensor) -> np.ndarray:
         array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()

@@ -31,9 +31,9 @@ class Drafter(Protocol):
         """A draft of at most `wanted[i]` tokens behind each of `texts`, prompts included, which only grow between
         calls, but for those that began anew. An empty draft where it has no guess."""
 
-    def observe(self, past: np.ndarray, new: np.ndarray, hidden: np.ndarray) -> None:
-        """Take in the hidden states, [batch, tokens, hidden_size], of the model's step that wrote `new` [batch] tokens
-        at `past` [batch]. Only where it `takes_hidden`."""
+    def observe(self, rows: Sequence[int], past: np.ndarray, new: np.ndarray, hidden: np.ndarray) -> None:
+        """Take in the hidden states, [rows, tokens, hidden_size], of the model's step that wrote `new` [rows] tokens at
+        `past` [rows] of these sequences. Only where it `takes_hidden`."""
         return  # not abstract: most drafters read none
 
 

@@ -43,11 +43,12 @@ class Drafting:
             self._lengths[number] = DraftLength(self._most)
             self._drafter.begin(number, source, kept)
 
-    def observe(self, past: np.ndarray, new: np.ndarray) -> None:
-        """Show the drafter the hidden states of the runner's last step, if it takes any."""
+    def observe(self, past: np.ndarray, new: np.ndarray, rows: Sequence[int] | None = None) -> None:
+        """Show the drafter the hidden states of the runner's last step, if it takes any. `rows`: of the sequences that
+        it was of; by default all."""
         if self._drafter is not None and self._drafter.takes_hidden:
             assert self._runner is not None
-            self._drafter.observe(past, new, self._runner.hidden())
+            self._drafter.observe(range(len(past)) if rows is None else rows, past, new, self._runner.hidden())
 
     def drafts(
         self, texts: Sequence[Sequence[int]], cached: Sequence[int], running: Collection[int], left: int

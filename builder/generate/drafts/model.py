@@ -55,10 +55,10 @@ class ModelDrafter(Drafter):
         self._runner.start(batch)
         self._cached, self._hidden = [0] * batch, [[] for _ in range(batch)]
 
-    def observe(self, past: np.ndarray, new: np.ndarray, hidden: np.ndarray) -> None:
-        for number, (begin, count) in enumerate(zip(past.tolist(), new.tolist(), strict=True)):
+    def observe(self, rows: Sequence[int], past: np.ndarray, new: np.ndarray, hidden: np.ndarray) -> None:
+        for number, begin, count, states in zip(rows, past.tolist(), new.tolist(), hidden, strict=True):
             self._cached[number] = min(self._cached[number], begin)
-            self._hidden[number][begin:] = hidden[number, :count].copy()  # and not all rows' padding with them
+            self._hidden[number][begin:] = states[:count].copy()  # and not all rows' padding with them
 
     def begin(self, number: int, source: int, kept: int) -> None:
         self._hidden[number] = self._hidden[source][:kept]

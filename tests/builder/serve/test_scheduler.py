@@ -84,14 +84,24 @@ def served(
             events[request].append(event)
 
     found = Served(Scheduler(runner, slots, queue, deliver, chosen, lambda: found.now), queue, events, all_told)
-    step = runner.step
+    step, step_row = runner.step, runner.step_row
 
     def noted(ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> Any:
         found.steps.append((past.tolist(), new.tolist(), ids.shape[1]))
         assert (past + ids.shape[1] <= runner.decoder.capacity).all()
         return step(ids, past, new, count)
 
-    runner.step = noted
+    def piece(row: int, *given: Any) -> Any:
+        runner.step = step
+        ids, past, new, _ = given
+        found.steps.append((past.tolist(), new.tolist(), ids.shape[1]))
+        assert (past + ids.shape[1] <= runner.decoder.capacity).all()
+        try:
+            return step_row(row, *given)
+        finally:
+            runner.step = noted
+
+    runner.step, runner.step_row = noted, piece
     return found
 
 
@@ -229,24 +239,26 @@ def test_a_drafter_goes_on_behind_a_reused_prompt(tiny: TinyDecoder, rng: np.ran
 def test_a_long_prompt_goes_in_pieces_between_the_tokens_of_others(tiny: TinyDecoder, tmp_path: Path) -> None:
     runner = onnx_runner(tiny, tmp_path)
     server = served(runner, drafts=False)
-    seconds = dict.fromkeys((1, 2, 4), 1.0) | dict.fromkeys((8, 16, 32), 4.0)  # beyond 4 tokens a step takes too long
-    server.scheduler._pace._seconds = seconds
-    server.scheduler._pace.learn = lambda width, seconds: None  # type: ignore[method-assign]
+    seconds = dict.fromkeys((1, 2, 4), 1.0) | dict.fromkeys((8, 16, 32), 4.0)  # a longer piece takes too long
+    pace = server.scheduler._pace
+    pace._seconds, learn_step, learn_piece = seconds, pace.learn_step, pace.learn_piece
+    pace.learn_step = lambda _, *texts: learn_step(1.0, *texts)  # type: ignore[method-assign]
+    pace.learn_piece = lambda width, _: learn_piece(width, seconds.get(width, 1.0))  # type: ignore[method-assign]
     _, short = server.ask([1, 2], 30)
     server.scheduler.step()
     _, long = server.ask([3] * 45, 2)
     before, begun = len(short), len(server.steps)
     while not ids(long):
         server.scheduler.step()
-    pieces = server.steps[begun:]
-    assert [width for *_, width in pieces] == [4] * 11 + [1]
-    assert len(short) - before == len(pieces)  # a token of the other with every piece
+    taken = server.steps[begun:]
+    assert [width for *_, width in taken] == [1, 4] * 11 + [1]  # a token of the other with every piece
+    assert len(short) - before == 12
     server.run()
     assert ids(long) == tiny.greedy([3] * 45, 2)
     _, alone = server.ask([4] * 40, 1)
     begun = len(server.steps)
     server.run()
-    assert len(server.steps) - begun == 2  # nobody waits: as wide as may be
+    assert len(server.steps) - begun == 2  # nobody waits: 32 tokens, and 8 behind them
     assert ids(alone) == tiny.greedy([4] * 40, 1)
 
 
@@ -260,7 +272,7 @@ def test_a_second_turn_takes_its_new_tokens_only(tiny: TinyDecoder, tmp_path: Pa
     begun = len(server.steps)
     server.run()
     assert server.reused(request) == len(turn) - 3  # the last token of an answer is not cached
-    assert max(server.steps[begun][1]) == 3
+    assert server.steps[begun][1] == [3]
     assert ids(second) == tiny.greedy(turn, 4)
     _, running = server.ask([*first[:16], 1], 25)
     server.scheduler.step()
