@@ -243,7 +243,7 @@ class TensorRTRunner:
         for name, size in shapes.items():
             if not context.set_input_shape(name, size):
                 raise BuildFailedError(f"{self.name}: input {name} does not take the shape {list(size)}")
-        for name, address in (self._addresses | self._caches.addresses).items():
+        for name, address in {**self._addresses, **self._caches.addresses}.items():
             context.set_tensor_address(name, address)
         self._shapes[key] = shape
         return context
