@@ -212,12 +212,8 @@ def main() -> int:
         model = export(MODEL, folder / "llama.onnx", "generate", CacheOptions(max_batch=8))
         prompts, log = Prompts(model, options.seed), folder / "log"
         with served(model, log, "--tokenizer", MODEL, "--name", "llama") as server:
-            first = psutil.Process(server.process.pid)
-
-            def memory() -> int:
-                return sum(each.memory_info().rss for each in (first, *first.children(recursive=True))) >> 20
-
-            found = asyncio.run(run(options, prompts, server.port, memory))
+            memory = psutil.Process(server.process.pid).memory_info
+            found = asyncio.run(run(options, prompts, server.port, lambda: memory().rss >> 20))
             server.process.terminate()
             found["exit code"] = server.process.wait(60)
         found["failures"] = [line for line in log.read_text().splitlines() if not line.startswith("{")][-30:]

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from trt_nvfp4.builder.errors import UnavailableError, UsageError
 from trt_nvfp4.builder.serve.answers import Answer, ChatAnswer, CompletionAnswer
 from trt_nvfp4.builder.serve.failures import ApiError
+from trt_nvfp4.builder.serve.fair_queue import QueueFullError
 from trt_nvfp4.builder.serve.grammar import schema_of_calls
 from trt_nvfp4.builder.serve.guard import Guard
 from trt_nvfp4.builder.serve.logs import Logged
@@ -49,6 +50,7 @@ class Api:
             HTTPException: lambda _, error: ApiError(error.status_code, error.detail).response(),
             UsageError: lambda _, error: ApiError(400, str(error)).response(),
             UnavailableError: lambda _, error: ApiError(503, str(error)).response(),
+            QueueFullError: lambda _, error: ApiError(429, str(error)).response(),
             Exception: lambda _, error: ApiError(500, "an internal error; the server's log has more").response(),
         }
         routes = [
@@ -66,7 +68,7 @@ class Api:
         return FileResponse(_PAGE, headers=_PAGE_HEADERS)
 
     async def health(self, request: Request) -> Response:
-        failure = self._service.decoder.failure
+        failure = self._service.engine.failure
         return JSONResponse({"status": failure or "ok"}, 503 if failure else 200)
 
     async def metrics(self, request: Request) -> Response:
@@ -90,7 +92,6 @@ class Api:
             stack.callback(lambda: facts.update(running.usage(), first_token_s=running.first_token_s))
             stack.callback(running.close)
             if body.stream:
-                await _while_connected(request, running.begun())
                 return _EventStream(_events(running, answer), stack.pop_all())
             await _while_connected(request, _collect(running, answer))
             return JSONResponse(answer.whole(running.usage()))
@@ -104,9 +105,9 @@ class Api:
         given = body.prompts
         ids = [await self._service.prompts.of_text(each) if isinstance(each, str) else each for each in given]
         wanted = self._wanted(request, client, body, body.max_tokens, body.logprobs)
-        running = self._service.start(body, ids, replace(wanted, scores_prompt=scores_prompt))
         texts = [each if isinstance(each, str) else self._service.tokenizer.decode(each) for each in given if body.echo]
         texts = [text for text in texts for _ in range(body.n)]
+        running = await self._service.start(body, ids, replace(wanted, scores_prompt=scores_prompt))
         prompts = [request.prompt for request in running.requests]
         answer = CompletionAnswer(body, self._service.model, prompts, texts, self._service.token_text)
         return body, running, answer
@@ -114,16 +115,15 @@ class Api:
     async def _chat(self, request: Request, client: str) -> _Begun:
         body = await self._guard.body(request, ChatRequest)
         self._check_model(body.model)
-        tools = body.tools if body.tool_choice != "none" else []
-        ids, pixels = await self._service.prompts.of_chat(body.messages, tools)
-        most = body.max_completion_tokens or body.max_tokens or self._service.facts.capacity
+        ids, pictures = await self._service.of_chat(body)
+        most = body.max_completion_tokens or body.max_tokens or self._service.engine.scheduler.capacity
         scores = body.top_logprobs if body.logprobs else None
-        wanted = replace(self._wanted(request, client, body, most, scores), pixels=pixels)
+        wanted = replace(self._wanted(request, client, body, most, scores), pictures=pictures)
         if body.forced:
             functions = [(function.name, function.parameters) for function in body.forced]
             several = body.tool_choice == "required" and body.parallel_tool_calls
             wanted = replace(wanted, schema=schema_of_calls(functions, several))
-        running = self._service.start(body, [ids], wanted)
+        running = await self._service.start(body, [ids], wanted)
         return body, running, ChatAnswer(body, self._service.model, self._service.token_text)
 
     def _wanted(self, request: Request, client: str, body: Common, most: int, scores: int | None) -> Wanted:
@@ -146,9 +146,9 @@ class Api:
             "object": "model",
             "created": self._created,
             "owned_by": "local",
-            "max_model_len": self._service.facts.capacity,
+            "max_model_len": self._service.engine.scheduler.capacity,
             "has_chat_template": self._service.tokenizer.has_chat_template,
-            "takes_images": self._service.facts.preprocessing is not None,
+            "takes_images": self._service.takes_images,
         }
 
 

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trt_nvfp4.builder.serve.decoder import Decoder
+from trt_nvfp4.builder.serve.engine import Engine
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -14,9 +14,9 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 class Metrics:
     """Times are in seconds, as clients see them but for the network."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_OfDecoder(decoder))
+        self.registry.register(_OfEngine(engine))
         self.requests = Counter(
             "trt_nvfp4_requests", "HTTP requests by path and status", ["path", "status"], registry=self.registry
         )
@@ -27,21 +27,21 @@ class Metrics:
         return Histogram(f"trt_nvfp4_{name}", what, buckets=_SECONDS, registry=self.registry)
 
 
-class _OfDecoder(Collector):
-    """The scheduler's numbers, as they came last."""
+class _OfEngine(Collector):
+    """The scheduler's numbers at the time of reading."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
-        if (numbers := self._decoder.numbers) is None:
-            return
-        sums, drafts = numbers.sums, numbers.drafts
+        scheduler, sums = self._engine.scheduler, self._engine.scheduler.statistics
+        drafts = scheduler.drafting.statistics
+        room = scheduler.capacity * len(scheduler.slots)
         for name, what, value in (
-            ("queue_requests", "Requests that wait for a slot", numbers.waiting),
-            ("running_requests", "Requests in a slot", numbers.running),
-            ("slots", "Requests that run at once", numbers.slots),
-            ("cache_use_ratio", "Cached tokens by those that fit", numbers.used),
+            ("queue_requests", "Requests that wait for a slot", len(self._engine.queue)),
+            ("running_requests", "Requests in a slot", scheduler.running),
+            ("slots", "Requests that run at once", len(scheduler.slots)),
+            ("cache_use_ratio", "Cached tokens by those that fit", sum(len(s.cached) for s in scheduler.slots) / room),
         ):
             yield GaugeMetricFamily(f"trt_nvfp4_{name}", what, value)
         for name, what, value in (
@@ -55,6 +55,6 @@ class _OfDecoder(Collector):
             yield CounterMetricFamily(f"trt_nvfp4_{name}", what, value)
         for which, name in enumerate(("drafted", "accepted")):
             family = CounterMetricFamily(f"trt_nvfp4_{name}_tokens_by_place", "By place in the draft", labels=["place"])
-            for place, counts in enumerate(drafts.by_position, 1):
+            for place, counts in enumerate(list(drafts.by_position), 1):
                 family.add_metric([str(place)], counts[which])
             yield family

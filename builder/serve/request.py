@@ -45,7 +45,7 @@ class PromptScored:
 class Failed:
     """The request ended without its last token."""
 
-    reason: Literal["deadline", "full", "model", "request"]
+    reason: Literal["deadline", "model", "request"]
     message: str
 
 
@@ -65,7 +65,7 @@ class Constraint(Protocol):
 @dataclass(eq=False)
 class Request:
     """`number` tells choices of one prompt with one seed apart. `top_scores`: how many of the likeliest tokens to
-    score; None: no scores. `deadline`: a time of the scheduler's clock. `key`: what its owner knows it by.
+    score; None: no scores. `deadline`: a time of the scheduler's clock.
     """
 
     prompt: Sequence[int]
@@ -78,7 +78,6 @@ class Request:
     scores_prompt: bool = False
     client: str = ""
     deadline: float = math.inf
-    key: int = 0
     #: Images whose tokens the prompt has, which last as long as this.
     pictures: Sequence[object] = ()
     #: Set by whoever waits no longer.

@@ -5,22 +5,21 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
-import numpy as np
-
+from trt_nvfp4.builder.components.picture_slots import Picture, PictureSlots
 from trt_nvfp4.builder.generate.sampling import Sampling
 from trt_nvfp4.builder.generate.tokenizer import TextStream, Tokenizer
-from trt_nvfp4.builder.serve.decoder import Decoder
-from trt_nvfp4.builder.serve.engine import Facts
+from trt_nvfp4.builder.serve.engine import Engine
 from trt_nvfp4.builder.serve.failures import ApiError
+from trt_nvfp4.builder.serve.grammar import Grammars
 from trt_nvfp4.builder.serve.metrics import Metrics
 from trt_nvfp4.builder.serve.prompts import Prompts
-from trt_nvfp4.builder.serve.protocol import Common
+from trt_nvfp4.builder.serve.protocol import ChatRequest, Common
 from trt_nvfp4.builder.serve.request import Event, Failed, Generated, PromptScored, Request, Started
 
-_STATUS = {"deadline": 504, "full": 429, "model": 500, "request": 400}
+_STATUS = {"deadline": 504, "model": 500, "request": 400}
 
 
 #: The number of a text, what has become certain of it, and what happened.
@@ -30,7 +29,7 @@ Piece = tuple[int, str, Generated | PromptScored]
 @dataclass(frozen=True)
 class Wanted:
     """Requested extras beside the text: `top_scores` of likely tokens (None: no scores), scores of the prompt's tokens,
-    a JSON `schema` that the text must follow, `pixels` of images. `seconds`: until the deadline."""
+    a JSON `schema` that the text must follow. `seconds`: until the deadline."""
 
     client: str
     most_tokens: int
@@ -38,25 +37,47 @@ class Wanted:
     top_scores: int | None = None
     scores_prompt: bool = False
     schema: dict[str, Any] | None = None
-    pixels: Sequence[np.ndarray] = ()
+    pictures: Sequence[Picture] = ()
 
 
 class Service:
-    """The decoder, tokenizer and prompts that all requests share."""
+    """The engine, tokenizer and prompts that all requests share."""
 
-    def __init__(self, decoder: Decoder, facts: Facts, tokenizer: Tokenizer, prompts: Prompts, model: str) -> None:
-        """`model`: the name that clients know."""
-        self.decoder, self.facts, self.tokenizer, self.prompts, self.model = decoder, facts, tokenizer, prompts, model
-        self.metrics = Metrics(decoder)
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, prompts: Prompts, model: str, slots: PictureSlots | None = None
+    ) -> None:
+        """`model`: the name that clients know. `slots`: of a model that takes images."""
+        self.engine, self.tokenizer, self.prompts, self.model = engine, tokenizer, prompts, model
+        self._slots = slots
+        self.metrics = Metrics(engine)
+        self._ends = frozenset(engine.scheduler.decoder.eos_token_ids)
         self.token_text = lru_cache(maxsize=1 << 18)(self._token_text)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.engine.scheduler.decoder)
 
     def _token_text(self, token: int) -> str:
         return str(self.tokenizer.wrapped.decode([token]))
 
-    def start(self, body: Common, prompts: Sequence[Sequence[int]], wanted: Wanted) -> "Running":
-        """Let `body.n` texts for each prompt wait for their slots. Raises UnavailableError after a failure of the
-        decoder."""
-        sampling, stop = _sampling(body), frozenset() if body.ignore_eos else self.facts.ends
+    @property
+    def takes_images(self) -> bool:
+        return self._slots is not None
+
+    async def of_chat(self, body: ChatRequest) -> tuple[list[int], list[Picture]]:
+        """The tokens of a chat, and its images as the decoder sees them. Raises ApiError or UsageError for what the
+        template, the images or their places are not."""
+        ids, pixels = await self.prompts.of_chat(body.messages, body.tools if body.tool_choice != "none" else [])
+        if not pixels:
+            return ids, []
+        assert self._slots is not None
+        pictures = [await asyncio.wrap_future(self.engine.call(partial(self._slots.see, each))) for each in pixels]
+        return self._slots.placed(ids, pictures), pictures
+
+    async def start(self, body: Common, prompts: Sequence[Sequence[int]], wanted: Wanted) -> "Running":
+        """Let `body.n` texts for each prompt wait for their slots. Raises UsageError for prompts that do not fit,
+        QueueFullError."""
+        sampling, stop = _sampling(body), frozenset() if body.ignore_eos else self._ends
         deadline = time.monotonic() + wanted.seconds
         requests = [
             Request(
@@ -69,13 +90,16 @@ class Service:
                 scores_prompt=wanted.scores_prompt,
                 client=wanted.client,
                 deadline=deadline,
+                pictures=wanted.pictures,
             )
             for prompt in prompts
             for number in range(body.n)
         ]
+        if wanted.schema is not None:
+            for request in requests:
+                request.constraint = await asyncio.to_thread(self._grammars.json, wanted.schema)
         running = Running(self, requests, body)
-        takers = [partial(running.take, number) for number in range(len(requests))]
-        self.decoder.submit(list(zip(requests, takers, strict=True)), wanted.schema, wanted.pixels)
+        self.engine.submit(requests, [partial(running.take, number) for number in range(len(requests))])
         return running
 
 
@@ -86,7 +110,7 @@ class Running:
         self.requests, self._body = requests, body
         self.generated_tokens = 0
         self.first_token_s: float | None = None
-        self._metrics, self._decoder = service.metrics, service.decoder
+        self._metrics, self._engine = service.metrics, service.engine
         self._streams = [TextStream(service.tokenizer, body.stops) for _ in requests]
         self._started: dict[int, Started] = {}
         self._times = [time.perf_counter()] * len(requests)
@@ -98,12 +122,6 @@ class Running:
         """The next event of a text."""
         self._events.append((number, event))
         self._has_come.set()
-
-    async def begun(self) -> None:
-        """Returns when a text has its slot. Raises ApiError where one fails before."""
-        await self._has_come.wait()
-        for _, event in self._events:
-            _check(event)
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """All pieces, those that have come together, until every text has its end. Raises ApiError where one fails."""
@@ -122,7 +140,8 @@ class Running:
             if found:
                 yield found
             for _, event in events:
-                _check(event)
+                if isinstance(event, Failed):
+                    raise ApiError(_STATUS[event.reason], event.message)
 
     def _piece(self, number: int, event: Generated) -> Piece:
         """A token with its text, which ends at a stop string."""
@@ -140,14 +159,14 @@ class Running:
             stream.add(event.id)
         if stream.is_stopped:
             event = event._replace(finish="stop")
-            self._decoder.cancel([request])
+            self._engine.cancel([request])
         if event.finish is not None:
             self._unfinished.remove(number)
         return number, stream.take(event.finish is not None), event
 
     def close(self) -> None:
         """End what nobody waits for."""
-        self._decoder.cancel(self.requests)
+        self._engine.cancel(self.requests)
 
     def usage(self) -> dict[str, Any]:
         """Tokens, as OpenAI counts them."""
@@ -159,11 +178,6 @@ class Running:
             "total_tokens": prompt + self.generated_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(event.reused for event in started)},
         }
-
-
-def _check(event: Event) -> None:
-    if isinstance(event, Failed):
-        raise ApiError(_STATUS[event.reason], event.message)
 
 
 def _sampling(body: Common) -> Sampling:

@@ -28,7 +28,6 @@ from trt_nvfp4.builder.generate.sampling import Sampling
 from trt_nvfp4.builder.generate.tensorrt_runner import TensorRTRunner
 from trt_nvfp4.builder.generate.torch_runner import TorchRunner
 from trt_nvfp4.builder.model.decoder_contract import CacheOptions
-from trt_nvfp4.builder.serve.engine import Numbers
 from trt_nvfp4.builder.serve.fair_queue import FairQueue, QueueFullError
 from trt_nvfp4.builder.serve.metrics import Metrics
 from trt_nvfp4.builder.serve.request import Event, Failed, Generated, PromptScored, Request, Started
@@ -227,9 +226,8 @@ def test_a_drafter_goes_on_behind_a_reused_prompt(tiny: TinyDecoder, rng: np.ran
             now - then for now, then in zip((statistics.drafted, statistics.accepted), before, strict=True)
         )
         assert drafted == accepted > 0
-    numbers = Numbers(0, 0, SLOTS, 0.0, server.scheduler.statistics, statistics)
-    decoder: Any = SimpleNamespace(numbers=numbers)
-    shown = generate_latest(Metrics(decoder).registry).decode()
+    engine: Any = SimpleNamespace(scheduler=server.scheduler, queue=server.queue)
+    shown = generate_latest(Metrics(engine).registry).decode()
     for place, (drafted, accepted) in enumerate(statistics.by_position, 1):
         assert f'trt_nvfp4_drafted_tokens_by_place_total{{place="{place}"}} {drafted}.0' in shown
         assert f'trt_nvfp4_accepted_tokens_by_place_total{{place="{place}"}} {accepted}.0' in shown
