@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -55,3 +55,16 @@ class SlotRunner(Runner, Protocol):
 
     def copy_row(self, source: int, target: int) -> None:
         """Copy all caches and states of one row to another."""
+
+
+@runtime_checkable
+class DraftRunner(SlotRunner, Protocol):
+    """A runner that drafts several tokens while the host waits once."""
+
+    def drafts_for(self, model: Runner) -> bool:
+        """Whether it can: a head reads the hidden states of `model` where that keeps them."""
+
+    def draft(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int, model: Runner) -> np.ndarray:
+        """Append tokens as `step` does, and count - 1 times the likeliest one behind; returns the likeliest ones, int64
+        [batch, count], of at most LOGIT_TOKENS. A head takes the hidden states of `model` at the same positions, and
+        behind the new tokens its own."""

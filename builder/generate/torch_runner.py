@@ -3,7 +3,7 @@
 For GPUs that an engine was not built for, and machines without TensorRT. Decode steps run as a CUDA graph.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from ..targets import arch_of
 from ..tensorrt.kernels import kernels_of
 from .caches import cache_shapes, cache_types, logit_rows, padded_step, row_axis
 from .onnx_runner import checked_decoder
+from .runner import Runner
 from .torch_graph.graph import Graph
 from .torch_graph.plugins import HostedPlugins, Plugins, ReferencePlugins
 from .torch_graph.program import Program
-from .torch_logits import TorchLogits, packed
+from .torch_logits import TorchLogits, packed, to_host
 
 _CACHE_TYPES = {
     "float32": torch.float32,
@@ -119,6 +120,7 @@ class TorchRunner:
         self.name = f"{model} (torch, {where})"
         self.decoder = checked_decoder(read(model), model)
         self.longest_step = self.decoder.capacity
+        self._hidden_type = _CACHE_TYPES[self.decoder.cache_dtype]
         graph = Graph(model, self._device)
         self._program = partial(Program, graph, plugins_of(graph, on_gpu, progress), self.decoder.caches)
         self._prefill = self._program()
@@ -130,17 +132,25 @@ class TorchRunner:
         self._saved: dict[str, Tensor] = {}
         #: The last step's, or none.
         self._hidden: list[Tensor] = []
-        #: By batch and length.
+        #: Those of all tokens by position, for heads that read them: [batch, capacity, hidden_size].
+        self._kept = torch.empty(0)
+        #: By batch and length: steps, and first steps of drafts. `_behind` takes the tokens of a draft.
         self._recorded: dict[tuple[int, int], _RecordedStep] = {}
+        self._drafts: dict[tuple[int, int], _RecordedStep] = {}
+        self._behind: _RecordedStep | None = None
+        #: What was drafted last, at the end of [batch, LOGIT_TOKENS], and what recorded drafts read.
+        self._drafted, self._read = torch.empty(0), torch.empty(0)
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
 
     def start(self, batch: int) -> None:
         if batch == self._batch:
-            for cache in self._caches.values():
-                cache.zero_()
+            for each in self._by_row():
+                each.zero_()
             return
         self._forget()
         self._batch = batch
+        width = 0 if self.decoder.takes_hidden else self.decoder.hidden_size
+        self._kept = torch.zeros(batch, self.decoder.capacity, width, dtype=self._hidden_type, device=self._device)
         self._caches = self._empty(batch)
         self._caches_of_one = self._empty(1) if batch > 1 else {}
 
@@ -155,16 +165,12 @@ class TorchRunner:
     def step(
         self, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1, previous: np.ndarray | None = None
     ) -> TorchLogits:
-        tokens = self._length(ids.shape[1], int(past.max()))
-        batch = len(ids)
-        recorded = self._recorded_step(batch, tokens) if self._is_recorded(batch, tokens) else None
-        inputs = self._inputs(batch, tokens) if recorded is None else recorded.inputs
-        inputs.put(ids, past, new)
+        recorded, inputs = self._placed(self._recorded, ids, past, new)
         if previous is not None:
             inputs.tensors[PREVIOUS_HIDDEN][:, : ids.shape[1]] = torch.from_numpy(previous)
         if recorded is None:
             likeliest, (logits, *self._hidden) = None, self._run(self._prefill, inputs)
-        elif tokens > LOGIT_TOKENS:
+        elif inputs.tensors[IDS].shape[1] > LOGIT_TOKENS:
             likeliest, (logits, *self._hidden) = None, recorded.run(self._run)
         else:
             likeliest, logits, *self._hidden = recorded.run(self._run_greedy)
@@ -175,6 +181,27 @@ class TorchRunner:
     def step_row(self, row: int, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> TorchLogits:
         self._row.fill_(row)
         return self.step(ids, past, new, count)
+
+    def drafts_for(self, model: Runner) -> bool:
+        return not self.decoder.takes_hidden or (isinstance(model, TorchRunner) and model._device == self._device)
+
+    @torch.inference_mode()
+    def draft(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int, model: Runner) -> np.ndarray:
+        if isinstance(model, TorchRunner) and self._read is not model._kept:
+            self._forget_drafts()
+            self._read = model._kept
+        if self._behind is None:
+            self._behind = _RecordedStep(self._program(), self._inputs(self._batch, 1), self._pool)
+            self._behind.inputs.tensors[NEW_LENGTH].fill_(1)
+            self._drafted = torch.zeros(self._batch, LOGIT_TOKENS, dtype=torch.int64, device=self._device)
+        first, inputs = self._placed(self._drafts, ids, past, new)
+        if first is None:
+            self._run_first(self._prefill, inputs)
+        else:
+            first.run(self._run_first)
+        for _ in range(count - 1):
+            self._behind.run(self._run_draft)
+        return to_host(self._drafted)[:, -count:]
 
     def hidden(self) -> np.ndarray:
         found: np.ndarray = self._hidden[0].float().cpu().numpy()
@@ -188,12 +215,18 @@ class TorchRunner:
             self._caches[name][list(rows)] = saved[list(rows)]
 
     def clear_row(self, row: int) -> None:
-        for name, cache in self._caches.items():
-            cache.select(row_axis(name), row).zero_()
+        for each in self._by_row():
+            each[row].zero_()
 
     def copy_row(self, source: int, target: int) -> None:
+        for each in self._by_row():
+            each[target].copy_(each[source])
+
+    def _by_row(self) -> Iterator[Tensor]:
+        """All that is kept of sequences, their axis in front."""
+        yield self._kept
         for name, cache in self._caches.items():
-            cache.select(row_axis(name), target).copy_(cache.select(row_axis(name), source))
+            yield cache.movedim(row_axis(name), 0)
 
     def close(self) -> None:
         self._forget()
@@ -202,8 +235,8 @@ class TorchRunner:
     def _inputs(self, batch: int, tokens: int) -> _Inputs:
         found = _Inputs(batch, tokens, self._device)
         if self.decoder.takes_hidden:
-            shape, dtype = (batch, tokens, self.decoder.hidden_size), _CACHE_TYPES[self.decoder.cache_dtype]
-            found.tensors[PREVIOUS_HIDDEN] = torch.zeros(shape, dtype=dtype, device=self._device)
+            shape = (batch, tokens, self.decoder.hidden_size)
+            found.tensors[PREVIOUS_HIDDEN] = torch.zeros(shape, dtype=self._hidden_type, device=self._device)
         return found
 
     def _length(self, tokens: int, longest_past: int) -> int:
@@ -221,11 +254,38 @@ class TorchRunner:
         is_small = tokens <= _LONGEST_RECORDED and batch * tokens <= _MOST_RECORDED
         return self._pool is not None and is_small and tokens == self._length(tokens, 0)
 
-    def _recorded_step(self, batch: int, tokens: int) -> _RecordedStep:
-        if (batch, tokens) not in self._recorded:
-            step = _RecordedStep(self._program(), self._inputs(batch, tokens), self._pool)
-            self._recorded[batch, tokens] = step
-        return self._recorded[batch, tokens]
+    def _placed(
+        self, steps: dict[tuple[int, int], _RecordedStep], ids: np.ndarray, past: np.ndarray, new: np.ndarray
+    ) -> tuple[_RecordedStep | None, _Inputs]:
+        """The one of `steps` that is recorded for these inputs, if any is, and the inputs on the device."""
+        key = batch, tokens = len(ids), self._length(ids.shape[1], int(past.max()))
+        if key not in steps and self._is_recorded(batch, tokens):
+            steps[key] = _RecordedStep(self._program(), self._inputs(batch, tokens), self._pool)
+        step = steps.get(key)
+        inputs = self._inputs(batch, tokens) if step is None else step.inputs
+        inputs.put(ids, past, new)
+        return step, inputs
+
+    def _run_first(self, program: Program, inputs: _Inputs) -> list[Tensor]:
+        """The first step of a draft."""
+        if self.decoder.takes_hidden:
+            rows, at = self._places(inputs)
+            # Padding may lie behind the model's caches.
+            inputs.tensors[PREVIOUS_HIDDEN].copy_(self._read[rows, at.clamp(max=self._read.shape[1] - 1)])
+        return self._run_draft(program, inputs)
+
+    def _run_draft(self, program: Program, inputs: _Inputs) -> list[Tensor]:
+        """One step of a draft, which leaves the next one's inputs."""
+        assert self._behind is not None
+        logits, *hidden = self._run(program, inputs)
+        given, following = inputs.tensors, self._behind.inputs.tensors
+        last = torch.arange(self._batch, device=self._device), given[NEW_LENGTH] - 1
+        torch.argmax(logits[last] if self.decoder.all_logits else logits[:, -1], -1, True, out=following[IDS])
+        torch.add(given[PAST_LENGTH], given[NEW_LENGTH], out=following[PAST_LENGTH])
+        if self.decoder.takes_hidden:
+            following[PREVIOUS_HIDDEN].copy_(hidden[0][last][:, None])
+        self._drafted.copy_(torch.cat((self._drafted[:, 1:], following[IDS]), 1))
+        return []
 
     def _run_greedy(self, program: Program, inputs: _Inputs) -> list[Tensor]:
         """The likeliest token of each row of logits, before what `_run` gives."""
@@ -247,11 +307,25 @@ class TorchRunner:
         if is_one:
             for name, cache in self._caches.items():
                 cache.index_copy_(row_axis(name), self._row, caches[name])
+        if self._kept.numel():
+            self._kept[self._places(inputs)] = outputs[HIDDEN]
         return [outputs[name] for name in (LOGITS, HIDDEN)[: 2 if self.decoder.hidden_size else 1]]
 
-    def _forget(self) -> None:
+    def _places(self, inputs: _Inputs) -> tuple[Tensor, Tensor]:
+        """Rows [batch, 1] and positions [batch, tokens] of a step's tokens."""
+        rows, tokens = (torch.arange(size, device=self._device) for size in inputs.tensors[IDS].shape)
+        rows = self._row if inputs.batch < self._batch else rows
+        return rows[:, None], inputs.tensors[PAST_LENGTH][:, None] + tokens
+
+    def _forget_drafts(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+        for step in (*self._drafts.values(), *filter(None, [self._behind])):
+            step.program.close()
+        self._drafts, self._behind = {}, None
+
+    def _forget(self) -> None:
+        self._forget_drafts()
         for step in self._recorded.values():
             step.program.close()
         self._caches, self._caches_of_one, self._saved, self._recorded, self._batch = {}, {}, {}, {}, 0

@@ -105,7 +105,7 @@ class Scheduler:
         self.statistics = Statistics()
         self._send, self._events = deliver, list[Told]()
         self._pace = Pace(min(runner.longest_step, decoder.capacity, _WIDEST))
-        self.drafting = Drafting(drafter)
+        self.drafting = Drafting(drafter, clock=clock)
         runner.start(slots)
         self.drafting.start(runner, slots)
 

@@ -66,7 +66,7 @@ GENERATE_MODULES = (
             *("sampling", "script", "tensorrt_runner", "tokenizer"),
             *(
                 f"drafts/{name}"
-                for name in ("__init__", "drafter", "drafting", "model", "ngram", "open", "same_tokenizer")
+                for name in ("__init__", "drafter", "drafting", "gain", "model", "ngram", "open", "same_tokenizer")
             ),
         )
     ),

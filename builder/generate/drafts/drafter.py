@@ -8,17 +8,12 @@ from typing import Protocol
 
 import numpy as np
 
-#: Steps without a draft after one of which nothing was accepted; they double each time, up to the last.
-_FIRST_PAUSE, _LONGEST_PAUSE = 1, 32
-
 
 class Drafter(Protocol):
     """Guesses what follows each text. The model draws every token itself, so a wrong guess costs time, never text."""
 
     #: For messages and reports.
     name: str
-    #: Whether it reads the model's hidden states of every step.
-    takes_hidden: bool = False
 
     def start(self, batch: int) -> None:
         """Forget all texts; so many sequences follow."""
@@ -31,10 +26,9 @@ class Drafter(Protocol):
         """A draft of at most `wanted[i]` tokens behind each of `texts`, prompts included, which only grow between
         calls, but for those that began anew. An empty draft where it has no guess."""
 
-    def observe(self, rows: Sequence[int], past: np.ndarray, new: np.ndarray, hidden: np.ndarray) -> None:
-        """Take in the hidden states, [rows, tokens, hidden_size], of the model's step that wrote `new` [rows] tokens at
-        `past` [rows] of these sequences. Only where it `takes_hidden`."""
-        return  # not abstract: most drafters read none
+    def observe(self, rows: Sequence[int], past: np.ndarray, new: np.ndarray) -> None:
+        """See the model's step that has just written `new` [rows] tokens at `past` [rows] of these sequences."""
+        return  # not abstract: only heads read what it left
 
 
 @dataclass
@@ -58,27 +52,13 @@ class DraftStatistics:
 
 
 class DraftLength:
-    """How many tokens to draft for one sequence next: twice as many once all were accepted, as many as were accepted
-    otherwise, and none for some steps where none was."""
+    """How many tokens to draft for one sequence next: twice as many once all were accepted, otherwise one more than
+    were."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._length = most, min(4, most)
-        self._pause, self._waits = _FIRST_PAUSE, 0
-
-    def wanted(self) -> int:
-        """Tokens to draft for this step."""
-        if self._waits:
-            self._waits -= 1
-            return 0
-        return self._length
+        self._most, self.wanted = most, min(4, most)
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Take in what became of the step's draft."""
-        if not drafted:
-            return
-        if accepted:
-            self._pause = _FIRST_PAUSE
-            self._length = min(2 * drafted if accepted == drafted else accepted + 1, self._most)
-            return
-        self._length, self._waits = 1, self._pause
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        if drafted:
+            self.wanted = min(2 * drafted if accepted == drafted else accepted + 1, self._most)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -10,15 +11,19 @@ from ...errors import UsageError
 from ...model.decoder_contract import LOGIT_TOKENS
 from ..runner import Runner
 from .drafter import Drafter, DraftLength, DraftStatistics
+from .gain import Gain
 
 
 class Drafting:
     """Drafts of a batch: whose, how long for each sequence, and what became of them."""
 
-    def __init__(self, drafter: Drafter | None = None, most: int = LOGIT_TOKENS - 1) -> None:
-        """`drafter` None: no drafts. `most`: tokens of a draft."""
-        self._drafter, self._most = drafter, most
+    def __init__(self, drafter: Drafter | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`drafter` None: no drafts. `clock`, in seconds, tells whether they gain."""
+        self._drafter, self._clock, self._most = drafter, clock, LOGIT_TOKENS - 1
         self._lengths: list[DraftLength] = []
+        self._gain = Gain(clock)
+        #: Whether `propose` was called since the last step.
+        self._proposed = False
         self._runner: Runner | None = None
         self.statistics = DraftStatistics()
 
@@ -34,7 +39,9 @@ class Drafting:
                 "with this version, or use --draft none"
             )
         self._drafter.start(batch)
-        self._most = min(self._most, runner.decoder.verified_tokens - 1, runner.longest_step - 1)
+        self._most = min(LOGIT_TOKENS, runner.decoder.verified_tokens, runner.longest_step) - 1
+        if batch != len(self._lengths):
+            self._gain = Gain(self._clock)
         self._lengths = [DraftLength(self._most) for _ in range(batch)]
 
     def begin(self, number: int, source: int, kept: int) -> None:
@@ -44,11 +51,12 @@ class Drafting:
             self._drafter.begin(number, source, kept)
 
     def observe(self, past: np.ndarray, new: np.ndarray, rows: Sequence[int] | None = None) -> None:
-        """Show the drafter the hidden states of the runner's last step, if it takes any. `rows`: of the sequences that
-        it was of; by default all."""
-        if self._drafter is not None and self._drafter.takes_hidden:
-            assert self._runner is not None
-            self._drafter.observe(range(len(past)) if rows is None else rows, past, new, self._runner.hidden())
+        """As `Drafter.observe`; `rows`: by default all."""
+        if not self._proposed:
+            self._gain.begin(counts=False)
+        self._proposed = False
+        if self._drafter is not None:
+            self._drafter.observe(range(len(past)) if rows is None else rows, past, new)
 
     def drafts(
         self, texts: Sequence[Sequence[int]], cached: Sequence[int], running: Collection[int], left: int
@@ -73,13 +81,13 @@ class Drafting:
         """A draft of at most `most[i]` tokens behind each of `texts`, and no longer than is worth it."""
         if self._drafter is None:
             return [[] for _ in texts]
-        wanted = [
-            min(length.wanted(), limit) if limit > 0 else 0 for length, limit in zip(self._lengths, most, strict=True)
-        ]
+        self._proposed, worth = True, self._gain.begin(max(most) > 0)
+        wanted = [max(min(each.wanted, limit, worth), 0) for each, limit in zip(self._lengths, most, strict=True)]
         return self._drafter.propose(texts, wanted) if any(wanted) else [[] for _ in texts]
 
     def learn(self, number: int, drafted: int, accepted: int) -> None:
         """Take in how many of a sequence's drafted tokens the model drew itself."""
         if self._lengths:
             self._lengths[number].learn(drafted, accepted)
+            self._gain.learn(drafted, accepted)
         self.statistics.count(drafted, accepted)

@@ -75,4 +75,4 @@ def open_drafter(
     small, _ = opened(Path(draft), made, runner=runner)
     if not small.decoder.takes_hidden:
         check_same_tokenizer(f"--draft {draft}", tokenizer, tokenizer_folder(Path(draft)))
-    return ModelDrafter(small, model.decoder)
+    return ModelDrafter(small, model)

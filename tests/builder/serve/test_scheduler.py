@@ -124,13 +124,13 @@ def tensorrt_runner(tiny: TinyDecoder, folder: Path) -> Any:
 
 def knowing_drafter(tiny: TinyDecoder, rng: np.random.Generator, folder: Path) -> Drafter:
     """The model itself: all that it drafts for greedy texts is right."""
-    return ModelDrafter(OnnxRunner(tiny.save(folder / "drafter.onnx")), tiny.decoder)
+    return ModelDrafter(OnnxRunner(tiny.save(folder / "drafter.onnx")), onnx_runner(tiny, folder))
 
 
 def other_drafter(tiny: TinyDecoder, rng: np.random.Generator, folder: Path) -> Drafter:
     """Another model with a smaller cache, which hardly drafts a right token."""
     other = TinyDecoder(rng, capacity=32)
-    return ModelDrafter(OnnxRunner(other.save(folder / "drafter.onnx")), tiny.decoder)
+    return ModelDrafter(OnnxRunner(other.save(folder / "drafter.onnx")), onnx_runner(tiny, folder))
 
 
 @pytest.mark.parametrize(
@@ -181,13 +181,20 @@ def test_each_text_is_that_of_a_lone_run(
         assert drafts.accepted > 0.6 * drafts.drafted
 
 
-def test_a_heads_drafts_are_those_of_each_text_alone(rng: np.random.Generator, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "own"), [(onnx_runner, onnx_runner), (torch_runner, torch_runner), (onnx_runner, torch_runner)]
+)
+def test_a_heads_drafts_are_those_of_each_text_alone(
+    kind: Any, own: Any, rng: np.random.Generator, tmp_path: Path
+) -> None:
     """Whatever ran in its slot before, and whichever slot its beginning was copied from."""
     target, head = TinyDecoder(rng, capacity=48, hidden=True), TinyDecoder(rng, capacity=48, head=True)
     head.weights |= {name: target.weights[name] for name in ("embedding", "head", "wq", "wk", "wv", "wo", "positions")}
     head.weights["previous"] *= 0.3
-    recorded = Recorded(OnnxRunner(head.save(tmp_path / "head.onnx")), target.decoder)
-    server = served(onnx_runner(target, tmp_path), drafter=recorded)
+    (tmp_path / "head").mkdir()
+    runner = kind(target, tmp_path)
+    recorded = Recorded(own(head, tmp_path / "head"), runner)
+    server = served(runner, drafter=recorded)
     stem = rng.integers(0, VOCAB, 20).tolist()
     asked = []
     for number in range(20):

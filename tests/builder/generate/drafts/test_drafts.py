@@ -26,6 +26,11 @@ from trt_nvfp4.builder.generate.torch_runner import TorchRunner
 Found = list[tuple[list[int], Finish | None]]
 
 
+def free() -> float:
+    """A clock by which drafts cost nothing."""
+    return 0.0
+
+
 class Oracle(Drafter):
     """Drafts `answers`, the whole texts, with a share of wrong tokens and of drafts that are cut short."""
 
@@ -63,8 +68,8 @@ def run(
     return found
 
 
-def runners(model: Path) -> list[Any]:
-    return [OnnxRunner(model), TorchRunner(model, "cpu")]
+def runners(model: Path, device: str = "cpu") -> list[Any]:
+    return [OnnxRunner(model), TorchRunner(model, device)]
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.2, 1.0])
@@ -77,7 +82,7 @@ def test_any_drafts_change_no_token(
     for runner in runners(tiny.save(tmp_path / "model.onnx")):
         plain = run(runner, prompts, 40, sampling)
         answers = [[*prompt, *tokens] for prompt, (tokens, _) in zip(prompts, plain, strict=True)]
-        drafting = Drafting(Oracle(answers, rng, wrong))
+        drafting = Drafting(Oracle(answers, rng, wrong), clock=free)
         assert run(runner, prompts, 40, sampling, drafting=drafting) == plain
         statistics = drafting.statistics
         assert statistics.drafted == sum(drafted for drafted, _ in statistics.by_position)
@@ -98,7 +103,7 @@ def test_ends_within_a_draft(tiny_of: Callable[..., Any], rng: np.random.Generat
         assert whole[0][1] == "capacity"
         answers = [[*prompt, *tokens] for prompt, (tokens, _) in zip(prompts, whole, strict=True)]
         for count, stop in ((24, ()), (7, ()), (24, (whole[1][0][5],))):
-            drafting = Drafting(Oracle(answers, rng, 0.1))
+            drafting = Drafting(Oracle(answers, rng, 0.1), clock=free)
             assert run(runner, prompts, count, stop=stop, drafting=drafting) == run(runner, prompts, count, stop=stop)
             assert drafting.statistics.accepted > 0
 
@@ -128,19 +133,23 @@ def test_repeating_text_takes_fewer_steps(tiny_of: Callable[..., Any], tmp_path:
     assert found.timings.drafts.steps < 100
 
 
-def test_a_small_model_drafts(tiny_of: Callable[..., Any], rng: np.random.Generator, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_small_model_drafts(
+    tiny_of: Callable[..., Any], rng: np.random.Generator, tmp_path: Path, device: str
+) -> None:
     """The model itself, all of whose drafts are right, and another one, none of whose are; shorter caches too."""
     tiny, other = tiny_of(capacity=40), tiny_of(capacity=24)
     prompts = [rng.integers(0, VOCAB, length).tolist() for length in (20, 1, 4)]
     model = tiny.save(tmp_path / "model.onnx")
-    plain = run(OnnxRunner(model), prompts, 18)
     for draft, right in ((model, True), (other.save(tmp_path / "other.onnx"), False)):
-        drafting = Drafting(ModelDrafter(OnnxRunner(draft), tiny.decoder))
-        for _ in range(2):
-            assert run(OnnxRunner(model), prompts, 18, drafting=drafting) == plain
-        statistics = drafting.statistics
-        assert (statistics.accepted == statistics.drafted) == right
-        assert statistics.drafted > 0
+        for runner, own in zip(runners(model, device), runners(draft, device), strict=True):
+            plain = run(runner, prompts, 18)
+            drafting = Drafting(ModelDrafter(own, runner), clock=free)
+            for _ in range(2):
+                assert run(runner, prompts, 18, drafting=drafting) == plain
+            statistics = drafting.statistics
+            assert (statistics.accepted == statistics.drafted) == right
+            assert statistics.drafted > 0
 
 
 def test_drafts_that_do_not_fit_are_refused(tiny_of: Callable[..., Any], tmp_path: Path) -> None:
@@ -191,7 +200,7 @@ def test_the_distribution_stays(tiny_of: Callable[..., Any], rng: np.random.Gene
     """50,000 draws of three tokens, of which drafts hold the last two: chi-square against their exact probabilities."""
     draws, sampling = 50_000, Sampling(0.8, seed=5)
     logits = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
-    drafting = Drafting(drafter)
+    drafting = Drafting(drafter, clock=free)
     found = run(Table(tiny_of(), draws, logits), [[0]] * draws, 3, sampling, drafting=drafting)
     if drafter is not None:
         assert 0.2 * draws < drafting.statistics.accepted < 0.8 * draws * 2

@@ -13,9 +13,10 @@ from trt_nvfp4.builder.generate import Generator
 from trt_nvfp4.builder.generate.drafts.drafting import Drafting
 from trt_nvfp4.builder.generate.sampling import Sampling
 
-from .test_drafts import run, runners
+from .test_drafts import free, run, runners
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("pieces", [None, 4])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, 20, 0.9, 3)], ids=["greedy", "sampled"])
 def test_a_head_drafts_from_hidden_states(
@@ -24,6 +25,7 @@ def test_a_head_drafts_from_hidden_states(
     tmp_path: Path,
     sampling: Sampling,
     pieces: int | None,
+    device: str,
 ) -> None:
     """Prompts of unequal length, one of a single token, up to full caches; steps that take a prompt in pieces."""
     target = tiny_of(capacity=48, hidden=True)
@@ -35,12 +37,12 @@ def test_a_head_drafts_from_hidden_states(
     head.weights["previous"] *= 0.3
     model, drafter = target.save(tmp_path / "model.onnx"), head.save(tmp_path / "head.onnx")
     prompts = [rng.integers(0, VOCAB, length).tolist() for length in (20, 1, 7)]
-    for runner, own in zip(runners(model), runners(drafter), strict=True):
+    for runner, own in zip(runners(model, device), runners(drafter, device), strict=True):
         plain = run(runner, prompts, 60, sampling)
         if pieces is not None:
             runner.longest_step = own.longest_step = pieces
-        recorded = Recorded(own, runner.decoder)
-        drafting = Drafting(recorded)
+        recorded = Recorded(own, runner)
+        drafting = Drafting(recorded, clock=free)
         assert run(runner, prompts, 60, sampling, drafting=drafting) == plain
         assert len(recorded.drafts) >= 20
         assert 0 < drafting.statistics.accepted < drafting.statistics.drafted
@@ -69,5 +71,5 @@ def test_the_head_beside_a_model_drafts(tiny_of: Callable[..., TinyDecoder], tmp
         with Generator(model, runner=runner, draft=head) as generator:
             named = generator.generate([[1, 2, 3]], max_new_tokens=12)
         assert found.generations == named.generations
-        assert found.timings.drafts == named.timings.drafts
         assert found.timings.drafts.drafted > 0
+        assert named.timings.drafts.drafted > 0

@@ -14,7 +14,7 @@ from trt_nvfp4.builder.generate.sampling import Sampling
 from trt_nvfp4.builder.generate.torch_runner import TorchRunner
 from trt_nvfp4.builder.model.decoder_contract import CacheOptions
 
-from .test_drafts import Oracle, run
+from .test_drafts import Oracle, free, run
 
 pytest.importorskip("transformers")
 
@@ -38,7 +38,7 @@ def test_states_go_back(hybrid: Path, rng: np.random.Generator, lengths: tuple[i
     plain = run(runner, prompts, CAPACITY, sampling)
     answers = [[*prompt, *tokens] for prompt, (tokens, _) in zip(prompts, plain, strict=True)]
     for wrong in (0.0, 0.2, 1.0):
-        drafting = Drafting(Oracle(answers, rng, wrong))
+        drafting = Drafting(Oracle(answers, rng, wrong), clock=free)
         assert run(runner, prompts, CAPACITY, sampling, drafting=drafting) == plain
         assert drafting.statistics.drafted > 0
         assert drafting.statistics.accepted > 20 or wrong == 1
@@ -56,6 +56,8 @@ def test_prompt_lookup_is_the_default(hybrid: Path) -> None:
 def test_states_go_back_in_torch(hybrid: Path, rng: np.random.Generator) -> None:
     runner, prompts = TorchRunner(hybrid, "cpu"), [[5, 6, 7], [9]]
     plain = run(runner, prompts, 10)
-    drafting = Drafting(Oracle([[*p, *tokens] for p, (tokens, _) in zip(prompts, plain, strict=True)], rng, 0.4))
+    drafting = Drafting(
+        Oracle([[*p, *tokens] for p, (tokens, _) in zip(prompts, plain, strict=True)], rng, 0.4), clock=free
+    )
     assert run(runner, prompts, 10, drafting=drafting) == plain
     assert 0 < drafting.statistics.accepted < drafting.statistics.drafted

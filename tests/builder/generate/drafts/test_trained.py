@@ -16,7 +16,7 @@ from trt_nvfp4.builder.generate.drafts.model import ModelDrafter
 from trt_nvfp4.builder.generate.drafts.ngram import NgramDrafter
 from trt_nvfp4.builder.generate.onnx_runner import OnnxRunner
 
-from .test_drafts import Found, run
+from .test_drafts import Found, free, run
 
 #: The accepted share of first drafted tokens; a head that knows nothing is right once in hundreds.
 FLOOR = 0.25
@@ -54,11 +54,11 @@ def accepted_share(folder: Path, head: str, drafter: str, batch: int, most: int,
     without drafts, one by one."""
     runner, reference, texts = model_of(folder, head)
     if drafter == "ngram":
-        drafting = Drafting(NgramDrafter())
+        drafting = Drafting(NgramDrafter(), clock=free)
     else:
         other = next(name for name in HEADS if name != head)
         file = exported(head, folder).with_suffix(".draft.onnx") if drafter == "head" else exported(other, folder)
-        drafting = Drafting(ModelDrafter(OnnxRunner(file), runner.decoder))
+        drafting = Drafting(ModelDrafter(OnnxRunner(file), runner), clock=free)
     plain, _ = in_batches(runner, texts[:most], 1, count, Drafting())
     found, (drafted, accepted) = in_batches(runner, texts[:most], batch, count, drafting)
     for text, (tokens, finish), (expected, why) in zip(texts, found, plain, strict=False):
