@@ -63,13 +63,16 @@ def built(name: str, model: Path, **options: Any) -> dict[str, Any]:
     }
 
 
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in ("diffusers", "transformers", "torch", "tensorrt-rtx", "onnxruntime")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", default=list(FAMILIES), metavar="FAMILY")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "models" / "diffusion.json")
     arguments = parser.parse_args()
     found = json.loads(arguments.out.read_text())["families"] if arguments.out.exists() else {}
-    versions = {name: version(name) for name in ("diffusers", "transformers", "torch", "tensorrt-rtx", "onnxruntime")}
     for name in arguments.families:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
@@ -80,7 +83,7 @@ def main() -> None:
                 "nvfp4": built(name, folder / name, output=folder / "nvfp4", calib_data=folder / "prompts.txt"),
             }
         print(name, json.dumps(found[name]), flush=True)
-        record(arguments.out, {"environment": {"command": COMMAND, **versions}, "families": found})
+        record(arguments.out, {"environment": {"command": COMMAND, **versions()}, "families": found})
 
 
 if __name__ == "__main__":
