@@ -2,6 +2,7 @@
 PTX emulator, at sizes that it can bear.
 """
 
+import numpy as np
 import pytest
 import test_kernels
 import test_moe
@@ -31,6 +32,13 @@ def test_persistent_layers(emulated: PluginHost, seed: int) -> None:
 )
 def test_quantize_bits(emulated: PluginHost, seed: int, add_residual: int, scale_search: int, channels: int) -> None:
     test_kernels.test_quantize_bits(emulated, seed, 7, 48, torch.bfloat16, add_residual, scale_search, channels)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
+def test_quantize_bits_of_many_rows(emulated: PluginHost, seed: int) -> None:
+    """So many that rows share their largest values."""
+    test_kernels.check_quantize_bits(emulated, np.random.default_rng(seed), 2060, 16, torch.bfloat16, 0.0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("scale_search", [1, 2])

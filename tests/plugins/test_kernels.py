@@ -197,9 +197,16 @@ def test_persistent_layers_chain(host: PluginHost, seed: int, dtype: torch.dtype
 def test_quantize_bits(
     host: PluginHost, seed: int, m: int, k: int, dtype: torch.dtype, add_residual: int, scale_search: int, channels: int
 ) -> None:
-    channels = min(channels, k // 16 * 16)
     rng = np.random.default_rng(seed)
     scale = float(rng.choice([0.0, 1e-3, 10.0]))
+    check_quantize_bits(host, rng, m, k, dtype, scale, add_residual, scale_search, min(channels, k // 16 * 16))
+
+
+def check_quantize_bits(
+    host: PluginHost, rng: np.random.Generator, m: int, k: int, dtype: torch.dtype, scale: float,
+    add_residual: int, scale_search: int, channels: int,
+) -> None:  # fmt: skip
+    """`scale` 0: found at run time."""
     case = op_inputs.quantize(rng, m, k, dtype, scale)
     # Zero blocks, subnormal block scales and saturation.
     case.inputs[0] *= torch.from_numpy(10.0 ** rng.integers(-7, 4, (m, 1))).to(dtype)

@@ -2,7 +2,8 @@
 // order as generic_rmsnorm and generic_quantize, so the same bits.
 //
 // Where the tensor scale has to be found, the pass leaves every row's amax instead, and a second one starts from r if
-// there is one; where it is given, the second is not launched, or returns at once if only the device knows.
+// there is one; where it is given, the second is not launched, or returns at once if only the device knows. Every block
+// of the second reads all amaxes, so that rows share them where there are many.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 namespace trt_nvfp4 {
 
 constexpr int kFusedQuantizeThreads = 256;
+constexpr int64_t kRowAmaxes = 2048;  // up to so many rows each have their own
 
 // A row is held in what shared memory a block may have without asking for more.
 inline bool fused_quantize_fits(int64_t k, int64_t element_size) { return k * element_size <= 47 * 1024; }
@@ -129,12 +131,19 @@ __global__ __launch_bounds__(kFusedQuantizeThreads) void fused_quantize(
             amax = max(amax, ptx::magnitude_bits(ptx::to_float(values[i])));
         }
         amax = block_max(amax);
-        if (threadIdx.x == 0) args.out.amax_bits[row] = amax;
+        if (threadIdx.x == 0) {
+            if (args.m <= kRowAmaxes) {
+                args.out.amax_bits[row] = amax;
+            } else {
+                atomicMax(args.out.amax_bits + row % kRowAmaxes, amax);
+            }
+        }
         return;
     }
     uint32_t amax = 0;
     if (!found) {
-        for (int64_t i = threadIdx.x; i < args.m; i += kFusedQuantizeThreads) amax = max(amax, args.out.amax_bits[i]);
+        int64_t const amaxes = min(args.m, kRowAmaxes);
+        for (int64_t i = threadIdx.x; i < amaxes; i += kFusedQuantizeThreads) amax = max(amax, args.out.amax_bits[i]);
         amax = block_max(amax);
     }
     float const tensor_scale = resolve_tensor_scale(given, &amax, args.out.scale_search);
@@ -176,6 +185,10 @@ TrtNvfp4Status launch_fused_quantize(FusedQuantizeArgs<T> args, bool static_scal
     bool const search = args.out.scale_search != 0, residual = args.out.residual_channels != 0;
     auto const kernel = search ? (residual ? fused_quantize<T, true, true> : fused_quantize<T, true, false>)
                                : (residual ? fused_quantize<T, false, true> : fused_quantize<T, false, false>);
+    if (!static_scale && args.m > kRowAmaxes) {
+        TRT_NVFP4_RETURN_IF_ERROR(
+            check_cuda(cudaMemsetAsync(args.out.amax_bits, 0, kRowAmaxes * sizeof(uint32_t), stream), "clear amax"));
+    }
     for (args.second = false;; args.second = true) {
         TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(kernel, rows, kFusedQuantizeThreads,
                                                 static_cast<size_t>(args.k) * sizeof(T), false, stream,
