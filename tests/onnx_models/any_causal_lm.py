@@ -72,9 +72,10 @@ OF_CLASS: dict[str, dict[str, Any]] = {
     "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention"] * 2},
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"] * 2},
     "Mamba2ForCausalLM": {"head_dim": 32},
-    # With few heads many scores of an indexer are all 0, and which of equal ones TopK takes is open.
-    "DeepseekV32ForCausalLM": {"index_n_heads": 32},
-    "GlmMoeDsaForCausalLM": {"index_n_heads": 32},
+    # With few heads many scores of an indexer are all 0, as those of padding are, whose embedding is 0: which of equal
+    # ones TopK takes is open.
+    "DeepseekV32ForCausalLM": {"index_n_heads": 32, "pad_token_id": None},
+    "GlmMoeDsaForCausalLM": {"index_n_heads": 32, "pad_token_id": None},
     "Qwen4ExpForCausalLM": {"indexer_kv_heads": 1, "indexer_budget": 8, "indexer_compress_ratio": 4},
     "ReformerModelWithLMHead": {"axial_pos_embds_dim": [16, 48], "axial_pos_shape": [8, 16]},
     "Zamba2ForCausalLM": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
