@@ -22,7 +22,7 @@ from trt_nvfp4.builder.bench.timing import CudaDevice, interleave
 from trt_nvfp4.plugins.host import PluginHost
 
 HERE = Path(__file__).resolve().parents[1]
-SHAPES = [(1, 2048), (64, 2048), (968, 2048), (8192, 8192)]
+SHAPES = [(1, 2048), (64, 2048), (968, 2048), (8192, 8192), (131072, 2048)]
 ATTRIBUTES: dict[str, int | float] = {"norm": 1, "add_residual": 1, "epsilon": 1e-5}
 #: Inputs rotate through this many bytes: several times any L2.
 COLD_BYTES = 512 << 20
