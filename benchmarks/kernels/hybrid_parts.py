@@ -2,7 +2,7 @@
 torch too.
 
 Mixers stand behind a norm and before a residual each: a recurrence (gated delta net or Mamba2), attention or a mixture
-of experts; behind them a norm and the head.
+of experts; behind them a norm and the head. Linears of one input are one, with rows in the order of their use.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,7 +58,7 @@ class Hybrid(Shape):
 
     @property
     def scale(self) -> float:
-        """Of what the recurrence reads; gated delta nets scale queries so."""
+        """The factor of what the recurrence reads; gated delta nets scale queries so."""
         return self.key_dim**-0.5 if self.is_delta else 1.0
 
     @property
@@ -67,7 +67,7 @@ class Hybrid(Shape):
 
     @property
     def channels(self) -> int:
-        """Of the convolution: queries, keys and values (Mamba2's C, B and x)."""
+        """The convolution's: queries, keys and values (Mamba2's C, B and x)."""
         return 2 * self.groups * self.key_dim + self.values
 
     @property
@@ -196,7 +196,7 @@ class HybridModel(Model):
         return [mixer for mixer in self.mixers if isinstance(mixer, Recurrence)]
 
     def states(self, batch: int) -> list[list[Tensor]]:
-        """Of each recurrence: its convolution's state and its own, random."""
+        """Each recurrence's: its convolution's state and its own, random."""
         shape = self.shape
         sizes = (batch, shape.channels, shape.width - 1), (batch, shape.state_heads, shape.key_dim, shape.value_dim)
         return [

@@ -82,6 +82,17 @@ launch with 16-bit caches. Mixtures have no baseline here. At one token neither 
 all layers, but what follows one another in every layer: hand-overs between blocks, and attention. Parts pay a start
 each. What was measured against both: [notes](../../benchmarks/notes/README.md)."""
 
+HYBRIDS = """## A whole decode step of hybrids
+
+The same of hybrid language models: our plugins one after the other in a CUDA graph, and compiled torch for what lies
+between. The floor holds NVFP4 weights (of the routed experts those that tokens choose on average), routers and gates in
+16 bits, caches, and states once each way in float32. Tokens are new ones of each sequence."""
+
+HYBRID_PARTS = "Microseconds of each part's calls alone; norms with the routers or gates that follow them."
+
+HYBRID_LAYERS = """The recurrent layers alone, one token, against the same in BF16 under torch.compile. The error is the
+first layer's against BF16."""
+
 QUANTIZE = """## Quantizers of 4-bit activations
 
 `NVFP4Quantize` behind a norm and a residual, FP16: block scales by amax, the better of two (four over six) and the best
@@ -208,6 +219,36 @@ def decoder_table() -> str:
     return table(heads, rows)
 
 
+def hybrid_table() -> str:
+    rows = []
+    for run in load("hybrid_steps")["steps"]:
+        ours = f"{times(run)['parts']:.0f} us", f"{run['floor_us']:.0f} us", f"{run['fraction_of_floor']:.0%}"
+        rows.append([run["model"], *(str(run[size]) for size in ("batch", "tokens", "length")), *ours])
+    return table("model, batch, tokens, cached tokens, time, floor, of the floor", rows)
+
+
+def hybrid_parts_table() -> str:
+    """One new token of each sequence."""
+    runs = [run for run in load("hybrid_steps")["steps"] if run["tokens"] == 1]
+    parts = list(dict.fromkeys(part.split(" and ")[0] for run in runs for part in run["breakdown_us"]))
+    rows = []
+    for run in runs:
+        times_of = [
+            sum(us for part, us in run["breakdown_us"].items() if part.split(" and ")[0] == title) for title in parts
+        ]
+        rows.append([run["model"], str(run["batch"]), str(run["length"]), *(f"{us:.0f}" for us in times_of)])
+    return table(", ".join(["model, batch, cached tokens", *parts]), rows)
+
+
+def hybrid_layers_table() -> str:
+    rows = []
+    for run in load("hybrid_steps")["recurrent_layers"]:
+        ours = times(run)["plugins"]
+        shares = f"{run['floor_us'] / ours:.0%}", f"{times(run)['BF16'] / ours:.2f}x", f"{run['difference']:.1e}"
+        rows.append([run["model"], str(run["layers"]), str(run["batch"]), f"{ours:.0f} us", *shares])
+    return table("model, layers, batch, time, of the floor, BF16, error", rows)
+
+
 def prefill_table() -> str:
     rows = []
     for run in load("attention")["prefill"]:
@@ -309,6 +350,13 @@ def page() -> str:
         DECODER,
         f"NVIDIA H200: {link('decoder')}, `{script('decoder')}`.",
         decoder_table(),
+        HYBRIDS,
+        source("hybrid_steps"),
+        hybrid_table(),
+        HYBRID_PARTS,
+        hybrid_parts_table(),
+        HYBRID_LAYERS,
+        hybrid_layers_table(),
         QUANTIZE,
         source("quantize_searches"),
         quantize_table(),

@@ -91,7 +91,7 @@ class TensorRTRunner:
         #: Those of all rows, and those that a row by itself is copied to; the first unless a step is of one row.
         self._all, self._one = _Caches(0), _Caches(0)
         self._caches = self._all
-        #: Of all else that steps read and write.
+        #: Addresses of all else that steps read and write.
         self._addresses: dict[str, int] = {}
         self._pinned: dict[str, np.ndarray] = {}
         self._hidden = np.zeros((0, 0, 0), np.float32)

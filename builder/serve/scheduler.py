@@ -59,7 +59,7 @@ class _Running:
 
 @dataclass
 class _Fed:
-    """What one running row is fed: tokens of its text, and a draft behind them. `wanted`: the number of last tokens
+    """The tokens that one running row is fed: of its text, and a draft behind them. `wanted`: the number of last tokens
     whose logits are read."""
 
     slot: Slot[_Running]
@@ -334,6 +334,6 @@ class Scheduler:
 
 
 def _lengths(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of a first step: no cached tokens, and all of `ids` valid."""
+    """The lengths of a first step: no cached tokens, and all of `ids` valid."""
     rows, width = ids.shape
     return np.zeros(rows, np.int64), np.full(rows, width, np.int64)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.kernels.hybrid_parts import HYBRIDS
 from trt_nvfp4.builder.bench.timing import Timing
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -43,8 +44,8 @@ def test_fractions_follow_from_times(recorded: dict[str, Any], workloads: dict[s
 @pytest.mark.parametrize(
     "name",
     [
-        *("decode", "decode_h100", "decoder", "diffusion_linears", "fp8_mlp", "fp8_moe", "linear_attention", "moe"),
-        *("nvfp4_or_fp8", "quantize"),
+        *("decode", "decode_h100", "decoder", "diffusion_linears", "fp8_mlp", "fp8_moe", "hybrid_steps"),
+        *("linear_attention", "moe", "nvfp4_or_fp8", "quantize"),
     ],
 )
 def test_recorded_timings_are_those_that_would_be_recorded(name: str) -> None:
@@ -81,3 +82,18 @@ def test_decode_steps_state_their_floor() -> None:
             read = step["floor_bytes"]["e4m3" if "FP8 caches" in name else "bfloat16"]
             seconds = step["timings"][name]["median_us"] * 1e-6
             assert fraction == pytest.approx(read / step["read_bandwidth"] / seconds)
+
+
+def test_hybrid_steps_state_their_floor() -> None:
+    """Both models at both batches and lengths, 4 tokens of one sequence too; fractions that follow; right results."""
+    run = json.loads((BENCHMARKS / "results" / "kernels" / "hybrid_steps.json").read_text())
+    measured = {(step["model"], step["batch"], step["tokens"], step["length"]) for step in run["steps"]}
+    sizes = [(1, 1), (8, 1), (1, 4)]
+    assert measured == {(name, *size, length) for name in HYBRIDS for size in sizes for length in (1024, 8192)}
+    for step in run["steps"]:
+        shape = HYBRIDS[step["model"]]
+        assert step["floor_bytes"] == pytest.approx(shape.floor(step["batch"], step["tokens"], step["length"]))
+        assert step["floor_us"] == pytest.approx(sum(step["floor_bytes"].values()) / run["read_bandwidth"] * 1e6)
+        assert step["fraction_of_floor"] == pytest.approx(step["floor_us"] / step["timings"]["parts"]["median_us"])
+        assert step["finite"]
+    assert all(layers["difference"] < 2e-2 for layers in run["recurrent_layers"])

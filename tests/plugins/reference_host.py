@@ -19,7 +19,7 @@ class ReferenceHost:
 
 
 class ReferenceSession:
-    """Of one node; outputs behind the first may lie where an input does."""
+    """One node; outputs behind the first may lie where an input does."""
 
     workspace_size = 16
 
