@@ -1,7 +1,8 @@
 """How many tokens of prompts go between two steps of the texts that wait for their next token."""
 
-# Pieces of prompts may take as long as the step behind them, and longer where more prompts than texts wait.
-_SLOWDOWN = 1.0
+# Pieces of prompts may take twice as long as the step behind them, so that a text waits three steps' time for a token,
+# and longer where more prompts than texts wait. Narrower pieces cost more: a row by itself hardly takes less than a step.
+_SLOWDOWN = 2.0
 # The share of each new time in the mean.
 _NEWEST = 0.2
 # Times of wider pieces shrink by this factor with every piece, so that a width that was slow once is tried again.
