@@ -1,7 +1,7 @@
 """How many tokens of prompts go between two steps of the texts that wait for their next token."""
 
-# Pieces of prompts may take twice as long as the step behind them, so that a text waits three steps' time for a token,
-# and longer where more prompts than texts wait. Narrower pieces cost more: a row by itself hardly takes less than a step.
+# Pieces of prompts may take twice as long as a step, so that a text waits three steps' time for a token, and longer
+# where more prompts than texts wait. Narrower ones cost more: a row by itself hardly takes less than a step.
 _SLOWDOWN = 2.0
 # The share of each new time in the mean.
 _NEWEST = 0.2

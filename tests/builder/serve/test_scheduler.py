@@ -244,7 +244,7 @@ def test_a_drafter_goes_on_behind_a_reused_prompt(tiny: TinyDecoder, rng: np.ran
 def test_a_long_prompt_goes_in_pieces_between_the_tokens_of_others(tiny: TinyDecoder, tmp_path: Path) -> None:
     runner = onnx_runner(tiny, tmp_path)
     server = served(runner, drafts=False)
-    seconds = dict.fromkeys((1, 2, 4), 1.0) | dict.fromkeys((8, 16, 32), 4.0)  # a longer piece takes too long
+    seconds = dict.fromkeys((1, 2, 4), 1.5) | dict.fromkeys((8, 16, 32), 4.0)  # a longer piece takes too long
     pace = server.scheduler._pace
     pace._seconds, learn_step, learn_piece = seconds, pace.learn_step, pace.learn_piece
     pace.learn_step = lambda _, *texts: learn_step(1.0, *texts)  # type: ignore[method-assign]
