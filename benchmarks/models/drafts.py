@@ -6,7 +6,9 @@ The trained models of tests/trained_models draft by nothing, by n-grams, by thei
 model, which has the same tokenizer and about their size. On a GPU NVFP4 with plugins and torch, on a CPU the exported
 models in ONNX Runtime. Tokens per second behind the first token, the median of rounds in turns; acceptance by place;
 whether each text is the one without drafts, and where it is not, how far apart the two tokens' logits are.
-`--export-only` makes the models in `--models` without a GPU; a run with the same folder takes them from there.
+A head is small beside a model of many layers: `--layers 36` appends layers that add nothing to the trained ones, so
+that the text, and what drafters know of it, stays. `--export-only` makes the models in `--models` without a GPU; a run
+with the same folder takes them from there.
 
 On a GPU also steps of 1 to 16 tokens of published shapes with random weights, as benchmarks.kernels.decoder times one
 token, and of one layer with the head, which is what a trained head is.
@@ -39,8 +41,10 @@ from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.plugins.host import PluginHost
 
 sys.path.insert(0, str(HERE.parent / "tests"))
-from trained_heads import CAPACITY, HEADS, directory, prompts
+from trained_heads import HEADS, directory, prompts
 
+#: More positions than the models were trained for: what is compared is speed, and texts with each other.
+CAPACITY = 1024
 PROMPTS, PROMPT, REPEATS = 10, 24, 4
 BATCHES = (1, 4)
 #: Workload -> (how often a prompt holds its text, options of generate). Drawn text hardly repeats itself.
@@ -52,11 +56,11 @@ WORKLOADS: dict[str, tuple[int, dict[str, Any]]] = {
 VERIFIED, WIDTHS, CACHED = ("Qwen3-8B", "Qwen3-0.6B"), (1, 2, 4, 8, 16), 1024
 
 
-def export(folder: Path, target: str) -> None:
+def export(folder: Path, target: str, layers: int | None = None) -> None:
     """The models and their heads in `folder`, as they are and quantized, unless they are there."""
     for head in HEADS:
         if not (folder / f"{head}.draft.rewritten.onnx").is_file():
-            source, draft = directory(head, folder)
+            source, draft = directory(head, folder, CAPACITY, layers)
             request = Request(
                 source,
                 find_target(target),
@@ -130,7 +134,13 @@ def differences(model: Path, runner: RunnerName, found: Measured, plain: Measure
 
 
 def measure_texts(
-    folder: Path, batches: Sequence[int], tokens: int, rounds: int, result: dict[str, Any], out: Path
+    folder: Path,
+    workloads: Sequence[str],
+    batches: Sequence[int],
+    tokens: int,
+    rounds: int,
+    result: dict[str, Any],
+    out: Path,
 ) -> None:
     """Every trained model, workload, batch and drafter; the record is written after each workload."""
     runner: RunnerName = "torch" if torch.cuda.is_available() else "onnxruntime"
@@ -148,7 +158,8 @@ def measure_texts(
                 name: made.enter_context(Generator(files[head], runner=runner, draft=draft))
                 for name, draft in drafts.items()
             }
-            for workload, (repeats, how) in WORKLOADS.items():
+            for workload in workloads:
+                repeats, how = WORKLOADS[workload]
                 texts = [text[number:] * repeats for number, text in enumerate(prompts(PROMPTS, PROMPT))]
                 for batch in batches:
                     texts = texts[: len(texts) // batch * batch]  # recorded steps are of one batch
@@ -197,9 +208,9 @@ def measure_steps(host: PluginHost, name: str, rounds: int) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, choices=BATCHES)
-    parser.add_argument(
-        "--new-tokens", type=int, default=CAPACITY, help="of each text (default: until caches are full)"
-    )
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
+    parser.add_argument("--layers", type=int, help="of the models, those behind their own adding nothing")
+    parser.add_argument("--new-tokens", type=int, default=512, help="of each text")
     parser.add_argument("--rounds", type=int, default=3, help="of each text")
     parser.add_argument("--target", default="h200", help="what the plans are made for")
     parser.add_argument("--models", type=Path, help="folder for the ONNX models (default: a scratch folder)")
@@ -208,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     with ExitStack() as stack:
         folder = given.models or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        export(folder, given.target)
+        export(folder, given.target, given.layers)
         if given.export_only:
             return
         on_gpu = torch.cuda.is_available()
@@ -216,6 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result: dict[str, Any] = {
             "environment": about,
             "capacity": CAPACITY,
+            "layers": given.layers,
             "prompt": PROMPT,
             "steps": [],
             "texts": [],
@@ -228,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 gc.collect()
                 torch.cuda.empty_cache()
                 torch.compiler.reset()
-        measure_texts(folder, given.batches, given.new_tokens, given.rounds, result, given.out)
+        measure_texts(folder, given.workloads, given.batches, given.new_tokens, given.rounds, result, given.out)
 
 
 def cpu() -> str:

@@ -71,7 +71,8 @@ def predicted_table() -> str:
 
 def texts_table() -> str:
     return table(
-        "model, text, drafts by, tokens/s, tokens a step, acceptance, texts that differ", _rows(load(NAME)["texts"])
+        "model, text, batch, drafts by, tokens/s, tokens a step, acceptance, texts that differ",
+        _rows(load(NAME)["texts"]),
     )
 
 
@@ -85,7 +86,7 @@ def _rows(runs: list[dict[str, Any]]) -> Iterator[list[str]]:
         gap = max((each["logit_gap"] for each in run["different"]), default=0.0)
         different = f"{len(run['different'])}{f' ({gap:.3f})' if gap and run['workload'] != 'drawn' else ''}"
         cells = [f"{run['tokens'] / run['steps']:.2f}", ", ".join(shares) or "-", different]
-        yield [run["model"], run["workload"], run["drafts"], rate, *cells]
+        yield [run["model"], run["workload"], str(run["batch"]), run["drafts"], rate, *cells]
 
 
 def page() -> str:
