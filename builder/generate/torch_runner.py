@@ -323,6 +323,7 @@ class TorchRunner:
         for step in (*self._drafts.values(), *filter(None, [self._behind])):
             step.program.close()
         self._drafts, self._behind = {}, None
+        self._pool = torch.cuda.graph_pool_handle() if self._pool is not None else None  # no graph, no pool
 
     def _forget(self) -> None:
         self._forget_drafts()
