@@ -7,6 +7,7 @@ are taken in pieces between the steps, each by itself, so that a piece costs no 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -113,18 +114,10 @@ class Scheduler:
         """Run steps and pieces of every width, whose times the pace of prompts follows. The first of a width chooses
         kernels and is not counted."""
         rows = len(self.slots)
-        for _ in range(4):
-            self._pace.learn_step(self._timed(lambda one: self._runner.step(one, *_lengths(one)), rows, 1), 1, 1)
+        self._pace.learn_step(_quickest(self._runner.step, rows, 1), 1, 1)
         for width in self._pace.widths:
-            times = [self._timed(lambda one: self._runner.step_row(0, one, *_lengths(one)), 1, width) for _ in range(4)]
-            self._pace.learn_piece(width, min(times[1:]))
+            self._pace.learn_piece(width, _quickest(partial(self._runner.step_row, 0), 1, width))
         self._runner.start(rows)
-
-    @staticmethod
-    def _timed(step: Callable[[np.ndarray], Logits], rows: int, width: int) -> float:
-        begun = time.perf_counter()
-        step(np.zeros((rows, width), np.int64)).rows([0]).likeliest(1)
-        return time.perf_counter() - begun
 
     @property
     def running(self) -> int:
@@ -333,7 +326,12 @@ class Scheduler:
         return "capacity" if len(running.text) > self.capacity else None
 
 
-def _lengths(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The lengths of a first step: no cached tokens, and all of `ids` valid."""
-    rows, width = ids.shape
-    return np.zeros(rows, np.int64), np.full(rows, width, np.int64)
+def _quickest(step: Callable[[np.ndarray, np.ndarray, np.ndarray, int], Logits], rows: int, width: int) -> float:
+    """The seconds that the quickest of three steps takes, behind one that is not counted."""
+    ids, past, new = np.zeros((rows, width), np.int64), np.zeros(rows, np.int64), np.full(rows, width, np.int64)
+    times = []
+    for _ in range(4):
+        begun = time.perf_counter()
+        step(ids, past, new, 1).rows([0]).likeliest(1)
+        times.append(time.perf_counter() - begun)
+    return min(times[1:])
