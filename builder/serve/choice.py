@@ -18,14 +18,10 @@ class Choice:
         self._request = request
         self._sampler = Sampler(request.sampling, request.number + 1)
         self._score: Score | None = None
+        #: Whether the likeliest token is all that is needed.
+        self.is_greedy = (self._sampler.candidates, request.constraint, request.top_scores) == (1, None, None)
         #: Whether the constraint lets nothing follow.
         self.is_complete = False
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the likeliest token is all that is needed."""
-        request = self._request
-        return self._sampler.candidates == 1 and request.constraint is None and request.top_scores is None
 
     def choose(self, logits: Logits, row: int, text: Sequence[int], known: dict[int, int | None]) -> int:
         """The next token; `known` has it by row where `is_greedy`. Raises ModelFaultError for logits that hold NaN or

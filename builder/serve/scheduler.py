@@ -138,7 +138,7 @@ class Scheduler:
         self._admit()
         active = [(slot, slot.running) for slot in self.slots if slot.running is not None]
         waiting = [(slot, running) for slot, running in active if len(running.text) - len(slot.cached) == 1]
-        prompts = [each for each in active if each not in waiting]
+        prompts = [(slot, running) for slot, running in active if len(running.text) - len(slot.cached) > 1]
         width = self._pace.width() if waiting else self._pace.widths[-1]
         begun = time.perf_counter()
         if prompts and width:
