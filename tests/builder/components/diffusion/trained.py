@@ -4,7 +4,7 @@
 
 Pictures of coloured shapes, which prompts name. The autoencoder and the denoiser are trained; text encoders keep random
 weights, whose states tell prompts apart. The pipeline is then built for RTX Blackwell in BF16 and, calibrated on
-prompts, in NVFP4, and ONNX Runtime runs the rewritten parts. Not a test: see the module beside it.
+prompts, in NVFP4, and ONNX Runtime runs the rewritten parts. Not a test: training takes minutes.
 """
 
 import argparse
@@ -141,20 +141,20 @@ def show(rows: dict[str, np.ndarray], file: Path) -> None:
     """A row of pictures for each name."""
     figure, places = plt.subplots(len(rows), len(SHOWN), figsize=(1.1 * len(SHOWN), 1.25 * len(rows)))
     for line, (name, row) in zip(places, rows.items(), strict=True):
-        for place, picture, prompt in zip(line, row, SHOWN, strict=True):
+        for place, picture in zip(line, row, strict=True):
             place.imshow(picture)
             place.set_xticks([])
             place.set_yticks([])
-            if line is places[0]:
-                place.set_title(prompt.removeprefix("a "), fontsize=7)
         line[0].set_ylabel(name, fontsize=8)
+    for place, prompt in zip(places[0], SHOWN, strict=True):
+        place.set_title(prompt.removeprefix("a "), fontsize=7)
     figure.tight_layout(pad=0.4)
     figure.savefig(file, dpi=100)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, nargs=2, default=(600, 3000), help="of the autoencoder and the denoiser")
+    parser.add_argument("--steps", type=int, nargs=2, default=(400, 2500), help="of the autoencoder and the denoiser")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "models" / "trained_denoiser.json")
     parser.add_argument("--pictures", type=Path, default=DOCS / "trained_denoiser.png")
     parser.add_argument("--keep", type=Path, help="write the pipeline here; one that is here is not trained again")
