@@ -66,11 +66,10 @@ def trained() -> str:
     autoencoder, denoiser = record["training_steps"]
     return f"""## A trained denoiser
 
-A FLUX of two double and two single blocks of width 128, trained on coloured shapes of 32x32 pixels for
-{denoiser} steps of 24 pictures, its autoencoder for {autoencoder}: little training, so that it does not follow every
-prompt. {record["pictures"]} prompts, {record["denoising_steps"]} denoising steps each, the same noise in every row;
-ONNX Runtime runs the rewritten parts. In NVFP4, calibrated on other prompts, shapes stay but small ones may go: a
-width of 128 is less than any published model's.
+A FLUX of two double and two single blocks of width 128, trained on coloured shapes of 32x32 pixels for {denoiser}
+steps of 24 pictures, its autoencoder for {autoencoder}. {record["pictures"]} prompts, {record["denoising_steps"]}
+denoising steps each, the same noise in every row; ONNX Runtime runs the rewritten parts. In NVFP4, calibrated on other
+prompts, shapes and colours stay, but a small shape may go: a width of 128 is less than any published model's.
 
 ![Pictures by diffusers, in BF16 and in NVFP4](trained_denoiser.png)
 
