@@ -16,8 +16,8 @@ from attrs import field
 
 from trt_nvfp4.builder.cli.command import Command
 from trt_nvfp4.builder.cli.console import print_json
+from trt_nvfp4.builder.cli.text_models import check_gives_text
 from trt_nvfp4.builder.model.hub import local_model
-from trt_nvfp4.builder.model.model_files import check_exists
 from trt_nvfp4.builder.options import Options, PathLike, described, path
 from trt_nvfp4.builder.terminal.output import output, status
 from trt_nvfp4.builder.terminal.progress_bar import ProgressBar
@@ -202,7 +202,7 @@ def generate(given: dict[str, Any], as_json: bool) -> None:
     """
     options = GenerateOptions(**given)
     options = attrs.evolve(options, model=local_model(options.model, status.print))
-    check_exists(options.model)  # before imports that take seconds
+    check_gives_text(options.model)  # before imports that take seconds
     from trt_nvfp4.builder.components.manifest import FILE
     from trt_nvfp4.builder.errors import UsageError
     from trt_nvfp4.builder.generate.sampling import Sampling

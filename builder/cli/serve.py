@@ -3,8 +3,8 @@
 from typing import Any
 
 from trt_nvfp4.builder.cli.command import Command
+from trt_nvfp4.builder.cli.text_models import check_gives_text
 from trt_nvfp4.builder.errors import UnavailableError
-from trt_nvfp4.builder.model.model_files import check_exists
 from trt_nvfp4.builder.serve.serve_options import ServeOptions
 
 
@@ -17,7 +17,7 @@ def serve(given: dict[str, Any], as_json: bool) -> None:
     Example: trt-nvfp4 serve model.engine --port 8000 --api-key-file keys.txt
     """
     options = ServeOptions(**given)
-    check_exists(options.model)  # before imports that take seconds
+    check_gives_text(options.model)  # before imports that take seconds
     try:
         from trt_nvfp4.builder.serve.server import serve as run
     except ImportError as error:

@@ -47,7 +47,7 @@ def check_kind(directory: Path, model: Any, fixed: FixedSizes = UNFIXED) -> None
     if takes not in ([IDS], [PIXELS], *([name] for name in SOUND)):
         raise ModelFaultError(
             f"{named} takes {' and '.join(takes) or 'other inputs'}, and models of one input of {IDS}, {PIXELS} or "
-            f"{' or '.join(SOUND)} are exported here; {EXPORT_IT}"
+            f"{' or '.join(SOUND)} are exported here; {_class_of_images(model) or EXPORT_IT}"
         )
     if getattr(model.config, "is_encoder_decoder", False) and model.can_generate():
         raise ModelFaultError(
@@ -95,6 +95,16 @@ def _class_with_head(model: Any) -> str:
     mappings = (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES)
     found = next((names[kind] for names in mappings if (kind := model.config.model_type) in names), None)
     return f", {found}" if found else ""
+
+
+def _class_of_images(model: Any) -> str:
+    """Advice for a class that follows objects through a video (SAM 2's); nothing for others."""
+    import transformers
+
+    name = type(model).__name__.replace("Video", "")
+    if type(model).__name__ == name or not hasattr(getattr(transformers, name, None), "get_image_embeddings"):
+        return ""
+    return f"for its encoder of images name {name} in config.json's architectures"
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

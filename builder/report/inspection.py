@@ -50,6 +50,8 @@ def inspect(path: Path) -> Inspection:
         return _parts(path)
     if path.is_dir() and (path / RANKS).is_file():
         return _ranks(path)
+    if path.is_dir() and not (path / MANIFEST).is_file():
+        raise UsageError(f"{path}: expected a folder that build-engine wrote: a bundle, parts or ranks")
     if path.is_dir():
         return _bundle(path)
     if not path.exists():

@@ -259,3 +259,10 @@ def test_an_encoder_and_a_decoder_without_a_head(name: str, options: dict[str, A
     text = rf"m: {name}Model is an encoder and a decoder .* on only {refused}; .*, {name}ForConditionalGeneration, or"
     with pytest.raises(ModelFaultError, match=text):
         check_kind(Path("m"), model)
+
+
+def test_a_class_that_follows_objects_through_a_video() -> None:
+    with torch.device("meta"):
+        model = transformers.Sam2VideoModel(transformers.Sam2VideoConfig())
+    with pytest.raises(ModelFaultError, match=r"inference_session.*name Sam2Model in config\.json's architectures$"):
+        check_kind(Path("m"), model)

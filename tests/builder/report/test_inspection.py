@@ -68,7 +68,7 @@ def test_engine_without_its_report(out: Path) -> None:
         ("x.json", "{}", "not a report"),
         ("x.json", '{"subgraphs": [], "timings_s": {}}', "not a report of this version of build-engine: it lacks acc"),
         ("x.onnx", "x" * 50, "not an ONNX model: it has no nodes"),
-        ("folder", "", "not a bundle"),
+        ("folder", "", "expected a folder that build-engine wrote"),
     ],
 )
 def test_what_cannot_be_inspected(tmp_path: Path, file: str, content: str | None, text: str) -> None:
