@@ -99,7 +99,9 @@ def main(folder: Path) -> int:
     try:
         for name, limit in LIMITS.items():
             outcomes[name] = _take(folder, name, limit)
-            print(f"{outcomes[name]['state']:9} {name}: {json.dumps(outcomes[name]['found'])}", flush=True)
+            found = outcomes[name]["found"]
+            shown = found if isinstance(found, str) else json.dumps(found)
+            print(f"{outcomes[name]['state']:9} {name}: {shown}", flush=True)
             if outcomes[name]["state"] != "passed":
                 break
     except KeyboardInterrupt:
@@ -124,7 +126,7 @@ def _take(folder: Path, name: str, limit: int) -> dict[str, Any]:
     seconds = round(time.monotonic() - started, 1)
     if ended.returncode != 0:
         state = "failed" if ended.returncode > 0 else "crashed"
-        return {"state": state, "seconds": seconds, "found": printable(ended.stderr[-1000:].strip())}
+        return {"state": state, "seconds": seconds, "found": printable(ended.stderr[-1000:].strip().removeprefix("error: "))}
     last = ended.stdout.strip().splitlines()[-1:]
     return {"state": "passed", "seconds": seconds, "found": last[0] if name == "build" else json.loads(last[0])}
 

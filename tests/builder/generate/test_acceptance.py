@@ -65,4 +65,7 @@ def test_steps(
     assert list(written["steps"]) == steps
     assert written["steps"]["compare"]["state"] == state
     assert written["steps"]["build"]["found"] == "model.engine: built as planned"
-    assert state in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "passed    build: model.engine: built as planned\n" in shown
+    assert f"{state:9} compare: " in shown
+    assert "error: " not in shown
