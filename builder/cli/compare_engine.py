@@ -166,7 +166,7 @@ def compare_engine(given: dict[str, Any], as_json: bool) -> None:
     """
     options = CompareOptions(**given)
     for model in (options.reference, options.result):
-        check_exists(model)  # before imports that take seconds
+        _check_one_model(model)  # before imports that take seconds
     with ExitStack() as made:
         from trt_nvfp4 import api
         from trt_nvfp4.builder.accuracy.compare_files import check_thresholds
@@ -253,6 +253,17 @@ def _is_decoder(path: Path) -> bool:
 
     model = read_if_any(path) if path.suffix == ".onnx" else None
     return model is not None and decoder_of(model) is not None
+
+
+def _check_one_model(model: Path) -> None:
+    from trt_nvfp4.builder.components.manifest import FILE
+    from trt_nvfp4.builder.errors import UsageError
+
+    check_exists(model)
+    if (model / FILE).is_file():
+        raise UsageError(
+            f"{model}: the parts of a model; build-engine compared them with the original (components.report.json)"
+        )
 
 
 def _check_steps(ignored: list[str], what: str) -> None:

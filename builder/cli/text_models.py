@@ -1,4 +1,4 @@
-"""What `generate` and `serve` refuse before they load it: models that give no text."""
+"""Refusals of models that give no text, before `generate` and `serve` load them."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ def check_gives_text(path: Path) -> None:
     check_exists(path)
     if is_policy(path):
         raise UsageError(
-            f"{path}: a robot policy, which gives actions and no text; build it (build-engine {path} --bundle DIR), and "
-            "trt_nvfp4.lerobot.load or the bundle's run_policy.py runs it"
+            f"{path}: a robot policy, which gives actions and no text; build it (build-engine {path} --bundle DIR), "
+            "and trt_nvfp4.lerobot.load or the bundle's run_policy.py runs it"
         )
     if not (path / FILE).is_file():
         return

@@ -126,7 +126,8 @@ def _take(folder: Path, name: str, limit: int) -> dict[str, Any]:
     seconds = round(time.monotonic() - started, 1)
     if ended.returncode != 0:
         state = "failed" if ended.returncode > 0 else "crashed"
-        return {"state": state, "seconds": seconds, "found": printable(ended.stderr[-1000:].strip().removeprefix("error: "))}
+        found = ended.stderr[-1000:].strip().removeprefix("error: ")
+        return {"state": state, "seconds": seconds, "found": printable(found)}
     last = ended.stdout.strip().splitlines()[-1:]
     return {"state": "passed", "seconds": seconds, "found": last[0] if name == "build" else json.loads(last[0])}
 

@@ -14,6 +14,7 @@ from onnx_models.graphs import save_model
 from onnx_models.passes import rewritten_file
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli.compare_engine import app
+from trt_nvfp4.builder.components.manifest import FILE as PARTS
 from trt_nvfp4.builder.cuda.driver import local_compute_capability
 from trt_nvfp4.builder.parallel.manifest import FILE
 
@@ -203,3 +204,8 @@ def test_ranks_meet_no_thresholds_of_outputs(tmp_path: Path, options: list[str],
     """They are compared token by token: what would be ignored is refused."""
     (tmp_path / FILE).write_text("{}")
     invoked(app, [tmp_path, tmp_path, *options], errors.USAGE, f"token by token: {unused} cannot apply")
+
+
+def test_parts_are_not_compared(tmp_path: Path) -> None:
+    (tmp_path / PARTS).touch()
+    invoked(app, [tmp_path, tmp_path], errors.USAGE, "the parts of a model; build-engine compared them")

@@ -1,10 +1,11 @@
-"""What `generate` and `serve` say of models that give no text, before they load them."""
+"""Refusals of models that give no text, by `generate` and `serve` before they load them."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trt_nvfp4.builder.cli.text_models import check_gives_text
 from trt_nvfp4.builder.components.manifest import Manifest, Part, Port
 from trt_nvfp4.builder.errors import ModelFaultError, UsageError
