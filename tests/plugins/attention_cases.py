@@ -37,9 +37,15 @@ class Shape:
 RAGGED = Shape(4, 2, 64, 40, 1, (0, 1, 15, 16, 39), 64)
 NORMED = Shape(6, 2, 128, 300, 5, (16, 295), 128, {"qk_norm": 1, "softcap": 5.0})
 LONG_HEAD = Shape(4, 1, 256, 600, 3, (577, 0), 128, {"window": 100})
-#: A head that is padded to 128, in one tile of queries; and several tiles of queries and of keys.
+#: More rows than a block of decode takes, the second one's from within a token on, over more splits than a warp of
+#: combine takes, by two KV heads; one sequence's tile of keys is not for its first tokens.
+SEVERAL_BLOCKS = Shape(6, 2, 64, 680, 7, (650, 13), 64, {"has_sinks": 1})
+#: More than a warp's worth of sequences, of a padded head.
+MANY_SEQUENCES = Shape(2, 1, 48, 9, 1, tuple(n % 9 for n in range(33)), 48)
+#: A head that is padded to 128, in one tile of queries; and several tiles of queries, one from within a token on, and
+#: of keys, more than two rounds of stages.
 PADDED_HEAD = Shape(3, 1, 112, 150, 20, (0, 111), 112, {"window": 33, "has_sinks": 1, "softcap": 30.0})
-SEVERAL_TILES = Shape(4, 2, 128, 260, 67, (193, 0), 128, {"qk_norm": 1})
+SEVERAL_TILES = Shape(6, 2, 128, 400, 67, (330, 0), 128, {"qk_norm": 1, "has_sinks": 1})
 #: Every head layout and size, ragged lengths, none and one and full, borders of blocks of keys (16, 32) and of splits.
 SHAPES = [
     RAGGED,
@@ -47,6 +53,8 @@ SHAPES = [
     Shape(8, 1, 64, 700, 1, (699, 0, 320), 64, {"has_sinks": 1}),
     NORMED,
     LONG_HEAD,
+    SEVERAL_BLOCKS,
+    MANY_SEQUENCES,
     Shape(2, 2, 96, 90, 16, (0, 74), 96, {"qk_norm": 1, "scale": 0.25}),
     Shape(4, 2, 192, 70, 1, (69, 31), 0, {"window": 1}),
     PADDED_HEAD,

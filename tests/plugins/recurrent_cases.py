@@ -44,7 +44,7 @@ AUTO, GENERIC, RECURRENT, CHUNKED = 0, 1, 12, 13
 SMALL = [
     Shape("gated_delta", 2, 3, 2, 32, 48),
     Shape("linear", 1, 2, 1, 80, 16, group=3),
-    Shape("gated", 1, 18, 1, 16, 32, per_row=True),
+    Shape("gated", 1, 32, 1, 16, 32, per_row=True),
     Shape("delta", 1, 2, 2, 144, 16, shared_beta=True),
 ]
 CHUNKS = [Shape("gated_delta", 1, 67, 1, 80, 48), Shape("gated", 2, 65, 1, 64, 16), Shape("linear", 1, 3, 1, 112, 32)]

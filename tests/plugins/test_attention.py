@@ -5,9 +5,11 @@ import pytest
 import torch
 from attention_cases import (
     LONG_HEAD,
+    MANY_SEQUENCES,
     NORMED,
     PADDED_HEAD,
     RAGGED,
+    SEVERAL_BLOCKS,
     SEVERAL_TILES,
     SHAPES,
     Shape,
@@ -31,7 +33,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 STEP = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.int8: 2.0**-3}
 
 #: For emulators: splits, padded and full heads, all options.
-SMALL = [RAGGED, LONG_HEAD, PADDED_HEAD]
+SMALL = [RAGGED, LONG_HEAD, PADDED_HEAD, SEVERAL_BLOCKS, MANY_SEQUENCES, SEVERAL_TILES]
 
 
 def check(host: PluginHost, shape: Shape, dtype: torch.dtype, fp8: bool, tactic: int, seed: int, device: str) -> None:
@@ -139,14 +141,20 @@ def test_nan_stays_in_its_head(emulated: PluginHost, dtype: torch.dtype, head_di
 
 @pytest.mark.slow
 @pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
-def test_lengths_beyond_the_capacity(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
-    """Whatever past_length holds, nothing outside the caches is touched; run() checks the guards."""
-    shape = Shape(4, 2, 64, 40, 3, (0, 1, 2, 3), 64)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_lengths_beyond_the_capacity(emulated: PluginHost, head_dim: int, seed: int) -> None:
+    """Whatever past_length holds, nothing outside the caches is touched; run() checks the guards. A row whose window
+    holds no key is 0."""
+    shape = Shape(4, 2, head_dim, 40, 3, (0, 1, 2, 3), head_dim, {"window": 2})
     tensors = inputs(np.random.default_rng(seed), shape, torch.float16, False)
     tensors[3] = torch.tensor([38, 40, 2**40, -5])
+    for cache in tensors[1:3]:
+        cache.nan_to_num_()
     for tactic in (GENERIC, DECODE, PREFILL):
         with emulated.session(OP, tensors, shape.attributes(False), tactic=tactic) as session:
-            _, keys, _ = session.run(tensors)
+            y, keys, _ = session.run(tensors)
+        assert y[0].isfinite().all()
+        assert not y[1, 2].any()
         assert torch.equal(keys[1:3].view(torch.int16), tensors[1][1:3].view(torch.int16))
         assert keys[0, :, 38:].isfinite().all()
 

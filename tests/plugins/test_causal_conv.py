@@ -25,7 +25,9 @@ def check(host: PluginHost, shape: tuple[int, ...], dtype: torch.dtype, seed: in
             assert relative_error(y, found[0].cpu()) <= TOLERANCE[dtype]
             assert torch.equal(found[1].cpu().double(), present)
             if count == 4:  # in place
+                found[0].fill_(torch.nan)
                 session.enqueue(given, [found[0], given[3]], torch.empty(0, dtype=torch.uint8, device=device))
+                assert relative_error(y, found[0].cpu()) <= TOLERANCE[dtype]
                 assert torch.equal(given[3].cpu().double(), present)
 
 

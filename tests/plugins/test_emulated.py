@@ -34,6 +34,17 @@ def test_quantize_bits(emulated: PluginHost, seed: int, add_residual: int, scale
     test_kernels.test_quantize_bits(emulated, seed, 7, 48, torch.bfloat16, add_residual, scale_search, channels)
 
 
+@pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
+def test_quantize_bits_of_no_rows(emulated: PluginHost, seed: int) -> None:
+    """The tensor scale of nothing, which is the one of zeros."""
+    test_kernels.check_quantize_bits(emulated, np.random.default_rng(seed), 0, 16, torch.bfloat16, 0.0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
+def test_quantize_after_norm(emulated: PluginHost, seed: int) -> None:
+    test_kernels.test_quantize_after_norm(emulated, seed, torch.bfloat16, 5)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
 def test_quantize_bits_of_many_rows(emulated: PluginHost, seed: int) -> None:

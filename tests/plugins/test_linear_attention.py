@@ -28,9 +28,12 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 
 def check(
-    host: PluginHost, shape: Shape, dtype: torch.dtype, tactic: int, seed: int, device: str, **state: Any
-) -> None:
-    tensors = linear_attention_inputs(np.random.default_rng(seed), shape, dtype, **state)
+    host: PluginHost, shape: Shape, dtype: torch.dtype, tactic: int, seed: int, device: str, *,
+    state: torch.dtype = torch.float32, grown: float = 1,
+) -> None:  # fmt: skip
+    tensors = linear_attention_inputs(np.random.default_rng(seed), shape, dtype, state)
+    if shape.past:
+        tensors[3] *= grown
     moved = [x.to(device) for x in tensors]
     with host.session(OP, moved, shape.attributes, tactic=tactic) as session:
         y, present = (x.cpu() for x in session.run(moved))
@@ -85,6 +88,31 @@ def test_states_of_other_types_and_none(emulated: PluginHost, seed: int) -> None
     for state in (torch.float16, torch.bfloat16):
         check(emulated, SMALL[0], torch.bfloat16, AUTO, seed, "cpu", state=state)
     check(emulated, Shape("linear", 1, 2, 1, 16, 16, past=False), torch.float16, AUTO, seed, "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
+def test_a_state_beyond_float16(emulated: PluginHost, seed: int) -> None:
+    """Which chunks multiply as float16."""
+    shape = Shape("gated", 1, 66, 1, 16, 16, options={"scale": 2.0**-14})
+    check(emulated, shape, torch.float16, CHUNKED, seed, "cpu", grown=2.0**18)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
+def test_more_chunks_than_two_launches_take(
+    emulated: PluginHost, emulated_gpu: Gpu, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next two start from the state that these leave. Only launched, since they are long."""
+    shape = Shape("linear", 1, 4160, 64, 16, 16)
+    tensors = linear_attention_inputs(np.random.default_rng(seed), shape, torch.float16)
+    y, present = torch.empty_like(tensors[2]), torch.empty_like(tensors[3])
+    monkeypatch.setattr(emulated_gpu, "execute", False)
+    emulated_gpu.launches.clear()
+    with emulated.session(OP, tensors, shape.attributes, tactic=CHUNKED) as session:
+        session.enqueue(tensors, [y, present], torch.empty(session.workspace_size, dtype=torch.uint8))
+    scans = [launch.parameters for launch in emulated_gpu.launches if "scan" in launch.kernel]
+    assert [scan.count(present.data_ptr().to_bytes(8, "little")) for scan in scans] == [1, 2]
 
 
 @pytest.mark.slow
