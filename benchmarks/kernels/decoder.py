@@ -11,7 +11,7 @@ through the plugin host, in a CUDA graph. Where the time goes is measured part b
 
 import argparse
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -127,15 +127,21 @@ def fits(model: Model, batch: int, length: int) -> bool:
     return model.shape.cached(batch, length) * 3 < free - (1 - MOST_MEMORY) * total
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=SHAPES, nargs="+", default=list(SHAPES))
+def step_options(about: str | None, models: Iterable[str], lengths: list[int], record: str) -> argparse.ArgumentParser:
+    """The options of a benchmark of decode steps, which says `about` of itself: of `models`, with caches of `lengths`
+    tokens, recorded as `record`."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=models, nargs="+", default=list(models))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 8192, 32768])
+    parser.add_argument("--lengths", type=int, nargs="+", default=lengths)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--library", type=Path, help="a built plugin library, instead of one built for this GPU")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "kernels" / "decoder.json")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "kernels" / record)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = step_options(__doc__, SHAPES, [1024, 8192, 32768], "decoder.json").parse_args(arguments)
     host = PluginHost(given.library) if given.library else plugin_host()
     torch.manual_seed(0)
     bandwidth = read_bandwidth()

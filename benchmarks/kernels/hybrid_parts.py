@@ -153,13 +153,13 @@ class Mixture:
 
 @dataclass
 class HybridModel(Model):
-    """Random weights of a hybrid; the `layers` of other models are none."""
+    """Random weights of a hybrid, in the order of its `mixers`; `layers` stays empty."""
 
     shape: Hybrid
     mixers: list[Recurrence | Attention | Mixture] = field(default_factory=list)
 
     @classmethod
-    def random(cls, shape: Hybrid, dtype: torch.dtype) -> "HybridModel":  # type: ignore[override]
+    def random(cls, shape: Hybrid, dtype: torch.dtype) -> "HybridModel":  # type: ignore[override]  of hybrids only
         def linear(n: int, k: int) -> Weight:
             return replace(Weight.random(n, k, dtype), bias=torch.zeros(n, device="cuda"))
 

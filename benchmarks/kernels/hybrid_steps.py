@@ -11,17 +11,15 @@ in the same run. Where the time goes is measured part by part, each alone. The r
 torch.compile's in BF16. Where the shapes come from: hybrid_parts.py.
 """
 
-import argparse
 import gc
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.harness import HERE, environment, plugin_host, read_bandwidth, record, relative_error, shown
-from benchmarks.kernels.decoder import by_part, whole
+from benchmarks.harness import environment, plugin_host, read_bandwidth, record, relative_error, shown
+from benchmarks.kernels.decoder import by_part, step_options, whole
 from benchmarks.kernels.decoder_parts import Step
 from benchmarks.kernels.hybrid_parts import HYBRIDS, HybridModel, composed, dense_recurrent_layers, recurrent_layers
 from trt_nvfp4.builder.bench.timing import CudaDevice, interleave
@@ -80,14 +78,8 @@ def freed() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=HYBRIDS, nargs="+", default=list(HYBRIDS))
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 8192])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4], help="new ones; more than 1 of batch 1 alone")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--library", type=Path, help="a built plugin library, instead of one built for this GPU")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "kernels" / "hybrid_steps.json")
+    parser = step_options(__doc__, HYBRIDS, [1024, 8192], "hybrid_steps.json")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4], help="new ones; more than 1 only of batch 1")
     given = parser.parse_args(arguments)
     host = PluginHost(given.library) if given.library else plugin_host()
     torch.manual_seed(0)

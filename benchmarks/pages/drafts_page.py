@@ -30,7 +30,8 @@ for each drafted token. A step of 4 tokens has 3 drafted ones."""
 TEXTS = """## The trained models
 
 The trained llama of four layers in NVFP4 (`generate --runner torch`), ten prompts of 15 to 24 tokens, each up to a
-full cache, one at a time. "Greedy" text of so small a model repeats itself; "drawn" text (temperature 1) hardly
+full cache, one at a time. Recorded before drafts were made on the GPU one after the other and stopped where they do
+not gain. "Greedy" text of so small a model repeats itself; "drawn" text (temperature 1) hardly
 does; a "repeated prompt" holds its text four times. Acceptance: of first, second and third drafted tokens. A step
 of several tokens rounds to BF16 in another order: a greedy text differs where two tokens are as likely up to that,
 and the largest difference of their logits is beside (those of one text spread by 5 to 6). A drawn text differs as

@@ -33,14 +33,13 @@ class PartsRunner:
         #: Where the images of a run are a video's: how many, and how far apart their positions are in time.
         self.video: tuple[int, float] | None = None
         self._caches: dict[str, Handle] = {}
+        #: Where a row by itself is copied to, from the first such step on.
+        self._caches_of_one: dict[str, Handle] = {}
         #: For each sequence and token: the position behind it, of models whose positions depend on images.
         self._next = np.zeros((0, 0), np.int64)
 
     def start(self, batch: int) -> None:
-        self._caches = {
-            name: self._device.zeros(name, shape, self._decoder.inputs[name])
-            for name, shape in cache_shapes(self.decoder, batch).items()
-        }
+        self._caches = self._empty(batch)
         self._next = np.zeros((batch, self.decoder.capacity + 1), np.int64)
 
     def step(
@@ -82,7 +81,8 @@ class PartsRunner:
 
     def step_row(self, row: int, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> HostLogits:
         whole, positions = self._caches, self._next
-        self._caches, self._next = self._one_row(), positions[row : row + 1]
+        self._caches_of_one = self._caches_of_one or self._empty(1, "row.")
+        self._caches, self._next = dict(self._caches_of_one), positions[row : row + 1]
         try:
             for name, cache in whole.items():
                 self._device.copy_row(cache, row, self._caches[name], 0, row_axis(name))
@@ -93,11 +93,11 @@ class PartsRunner:
             self._caches, self._next = whole, positions
         return logits
 
-    def _one_row(self) -> dict[str, Handle]:
-        """Caches for a row by itself."""
+    def _empty(self, batch: int, prefix: str = "") -> dict[str, Handle]:
+        """Empty caches of so many rows, on the device by names with `prefix`."""
         return {
-            name: self._device.zeros(f"row.{name}", shape, self._decoder.inputs[name])
-            for name, shape in cache_shapes(self.decoder, 1).items()
+            name: self._device.zeros(prefix + name, shape, self._decoder.inputs[name])
+            for name, shape in cache_shapes(self.decoder, batch).items()
         }
 
     def clear_row(self, row: int) -> None:
@@ -110,7 +110,7 @@ class PartsRunner:
         self._next[target] = self._next[source]
 
     def close(self) -> None:
-        self._caches, self.values, self.given = {}, {}, {}
+        self._caches, self._caches_of_one, self.values, self.given = {}, {}, {}, {}
 
     def _embedded(self, ids: np.ndarray, given: Mapping[str, Handle]) -> Values:
         """The embedding's outputs for the tokens and the features of images; none where the decoder takes tokens."""

@@ -88,7 +88,7 @@ class TensorRTRunner:
         #: By profile, and by batch and length of recorded steps, or 0 for others.
         self._contexts: dict[tuple[int, ...], Any] = {}
         self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
-        #: Those of all rows, and those that a row by itself is copied to; the first unless a step is of one row.
+        #: Those of all rows; those that a row by itself is copied to, from the first such step on; those of this step.
         self._all, self._one = _Caches(0), _Caches(0)
         self._caches = self._all
         #: Addresses of all else that steps read and write.
@@ -161,8 +161,10 @@ class TensorRTRunner:
         return logits
 
     def step_row(self, row: int, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> Logits:
-        if self._one is self._all:
+        if self._all.batch == 1:
             return self.step(ids, past, new, count)
+        if not self._one.batch:
+            self._one = self._made(1)
         self._copy(self._all, row, self._one, 0)
         self._caches = self._one
         try:
@@ -286,7 +288,7 @@ class TensorRTRunner:
         sizes = self._cache_bytes(batch)
         self._saved = {name: (self._cuda.device(size), size) for name, size in sizes.items() if is_state(name)}
         self._caches = self._all = self._made(batch)
-        self._one = self._all if batch == 1 else self._made(1)
+        self._one = _Caches(0)
 
     def _made(self, batch: int) -> _Caches:
         """Empty caches and states of so many rows."""

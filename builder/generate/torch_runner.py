@@ -1,6 +1,6 @@
 """A decoder in Torch: on this machine's GPU with plugins through the plugin host, on a CPU with their references.
 
-For GPUs that an engine was not built for, and machines without TensorRT. Decode steps run as a CUDA graph.
+For GPUs that an engine was not built for, and machines without TensorRT. Steps of up to 512 tokens run as CUDA graphs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -126,7 +126,7 @@ class TorchRunner:
         self._prefill = self._program()
         self._batch = 0
         self._caches: dict[str, Tensor] = {}
-        #: Where a row by itself is copied to, and which.
+        #: Where a row by itself is copied to, from the first such step on, and which row.
         self._caches_of_one: dict[str, Tensor] = {}
         self._row = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._saved: dict[str, Tensor] = {}
@@ -141,6 +141,8 @@ class TorchRunner:
         #: What was drafted last, at the end of [batch, LOGIT_TOKENS], and what recorded drafts read.
         self._drafted, self._read = torch.empty(0), torch.empty(0)
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
+        # A graph keeps its outputs: the logits of all tokens would take gigabytes.
+        self._longest_recorded = _LONGEST_RECORDED if on_gpu and not self.decoder.all_logits else LOGIT_TOKENS
 
     def start(self, batch: int) -> None:
         if batch == self._batch:
@@ -152,7 +154,6 @@ class TorchRunner:
         width = 0 if self.decoder.takes_hidden else self.decoder.hidden_size
         self._kept = torch.zeros(batch, self.decoder.capacity, width, dtype=self._hidden_type, device=self._device)
         self._caches = self._empty(batch)
-        self._caches_of_one = self._empty(1) if batch > 1 else {}
 
     def _empty(self, batch: int) -> dict[str, Tensor]:
         types = cache_types(self.decoder)
@@ -179,6 +180,8 @@ class TorchRunner:
         return TorchLogits.of_tokens(logits, logit_rows(self.decoder, logits.shape[1], new, count), likeliest)
 
     def step_row(self, row: int, ids: np.ndarray, past: np.ndarray, new: np.ndarray, count: int = 1) -> TorchLogits:
+        if self._batch > 1 and not self._caches_of_one:
+            self._caches_of_one = self._empty(1)
         self._row.fill_(row)
         return self.step(ids, past, new, count)
 
@@ -239,30 +242,28 @@ class TorchRunner:
             found.tensors[PREVIOUS_HIDDEN] = torch.zeros(shape, dtype=self._hidden_type, device=self._device)
         return found
 
-    def _length(self, tokens: int, longest_past: int) -> int:
-        """The length that a step is padded to, so that few are recorded: behind the short ones a power of two, or three
-        quarters of one."""
-        if tokens <= LOGIT_TOKENS or tokens > _LONGEST_RECORDED or self._pool is None:
-            return padded_step(tokens, longest_past, self.decoder.capacity)
+    def _length(self, batch: int, tokens: int, longest_past: int) -> tuple[int, bool]:
+        """The length that a step is padded to, so that few are recorded, and whether it is: a power of two or, behind
+        the short ones, three quarters of one. The longest are computed as they come."""
+        if tokens <= LOGIT_TOKENS:
+            return padded_step(tokens, longest_past, self.decoder.capacity), True
         power = 1 << (tokens - 1).bit_length()
         padded = power * 3 // 4 if tokens <= power * 3 // 4 else power
-        return padded if longest_past + padded <= self.decoder.capacity else tokens
-
-    def _is_recorded(self, batch: int, tokens: int) -> bool:
-        if tokens <= LOGIT_TOKENS:
-            return True
-        is_small = tokens <= _LONGEST_RECORDED and batch * tokens <= _MOST_RECORDED
-        return self._pool is not None and is_small and tokens == self._length(tokens, 0)
+        is_recorded = padded <= self._longest_recorded and batch * padded <= _MOST_RECORDED
+        if not is_recorded or longest_past + padded > self.decoder.capacity:
+            return tokens, False
+        return padded, True
 
     def _placed(
         self, steps: dict[tuple[int, int], _RecordedStep], ids: np.ndarray, past: np.ndarray, new: np.ndarray
     ) -> tuple[_RecordedStep | None, _Inputs]:
         """The one of `steps` that is recorded for these inputs, if any is, and the inputs on the device."""
-        key = batch, tokens = len(ids), self._length(ids.shape[1], int(past.max()))
-        if key not in steps and self._is_recorded(batch, tokens):
-            steps[key] = _RecordedStep(self._program(), self._inputs(batch, tokens), self._pool)
-        step = steps.get(key)
-        inputs = self._inputs(batch, tokens) if step is None else step.inputs
+        tokens, is_recorded = self._length(len(ids), ids.shape[1], int(past.max()))
+        key = len(ids), tokens
+        if is_recorded and key not in steps:
+            steps[key] = _RecordedStep(self._program(), self._inputs(*key), self._pool)
+        step = steps[key] if is_recorded else None
+        inputs = self._inputs(*key) if step is None else step.inputs
         inputs.put(ids, past, new)
         return step, inputs
 

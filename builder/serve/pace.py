@@ -17,7 +17,7 @@ class Pace:
         self.widths = [1 << power for power in range(widest.bit_length())]
         self._seconds: dict[int, float] = {}
         self._step = 0.0
-        # What is left for pieces before the next step, in seconds, and whether any was taken.
+        # Seconds that pieces may still take before the next step, and whether one was taken.
         self._left, self._taken = 0.0, False
 
     def learn_step(self, seconds: float, waiting: int, prompts: int) -> None:

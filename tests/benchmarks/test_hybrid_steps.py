@@ -26,7 +26,7 @@ DELTA, MAMBA2 = (
 
 
 class _OnCpu(TorchFunctionMode):
-    """What is made for the GPU is made on the CPU."""
+    """Tensors that the benchmark makes on the GPU are made on the CPU."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})

@@ -25,7 +25,7 @@ def check(host: PluginHost, case: Case, tactic: int, device: str) -> None:
     with host.session(shape.op, inputs, shape.attributes(case.fp8), tactic=tactic) as session:
         y, present = (x.cpu() for x in session.run(inputs))
         again = [torch.empty_like(x, device=device) for x in (y, present)]
-        # What a launch before may leave: words of layer 0.
+        # An earlier launch may leave words of layer 0 there.
         session.enqueue(inputs, again, torch.zeros(session.workspace_size, dtype=torch.uint8, device=device))
         again = [x.cpu() for x in again]
     assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip((y, present), again, strict=True))

@@ -60,6 +60,7 @@ def test_recorded_steps_give_their_own_logits_and_the_likeliest_of_them(
     tiny = tiny_of(capacity=2600, max_batch=3)
     model = tiny.save(tmp_path / "model.onnx")
     runner, reference = TorchRunner(model, device), OnnxRunner(model)
+    runner._longest_recorded = 512  # of a GPU; on the CPU such steps are padded as if they were
     for _ in range(2):  # recorded in the second
         for each in (runner, reference):
             each.start(3)
@@ -92,7 +93,7 @@ def test_recorded_steps_give_their_own_logits_and_the_likeliest_of_them(
                     assert likeliest.finite.all()
     if device == "cuda":
         assert all(step._graph is not None or step._runs == 1 for step in runner._recorded.values())
-        assert max(tokens for _, tokens in runner._recorded) > 16
+    assert max(tokens for _, tokens in runner._recorded) > 16
 
 
 def test_runners_by_name(tiny: Any, tmp_path: Path) -> None:
